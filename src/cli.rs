@@ -1,0 +1,249 @@
+//! What the user may type. Every option is optional here, because it may stand in the TOML file
+//! instead; `config` joins the two and resolves them once.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use serde::{Deserialize, Serialize};
+
+#[derive(Parser, Debug)]
+#[command(
+    name = "kdscore",
+    version,
+    about = "Scores a token corpus with a teacher language model: top-k log-probs and tail mass for every position a student will train on.",
+    after_help = "Exit status: 0 done, 1 damage found or work left, 2 error."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// Print one JSON object on stdout instead of a table.
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// Worker threads on the CPU [default: all cores]. Never changes a stored bit.
+    #[arg(long, global = true, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// The whole job from one file: prepare (if needed), score, verify.
+    Run(RunArgs),
+    /// Turn source rows into a token corpus.
+    Prepare(PrepareCommand),
+    /// Score a token corpus with a teacher; the same command again resumes.
+    Score(ScoreCommand),
+    /// Prove that every row is there, undamaged, aligned and from one teacher.
+    Verify(VerifyCommand),
+    /// How far a scored set is, without reading its arrays.
+    Status(StatusArgs),
+    /// Look at rows: of a scored set, or of a text or chat scored on the spot.
+    Show(ShowArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// TOML file with the tables [prepare], [score] and [verify]; paths in it are relative to it.
+    pub config: PathBuf,
+
+    /// Override one option of the file, for example --set score.k=64.
+    #[arg(long, value_name = "TABLE.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// A command's options, and the file that may hold the rest of them.
+macro_rules! command_with_config {
+    ($name:ident, $options:ident) => {
+        #[derive(Args, Debug)]
+        pub struct $name {
+            #[command(flatten)]
+            pub options: $options,
+
+            /// TOML file whose table of this command's name holds options; the command line wins.
+            #[arg(long, value_name = "FILE")]
+            pub config: Option<PathBuf>,
+        }
+    };
+}
+
+command_with_config!(PrepareCommand, PrepareArgs);
+command_with_config!(ScoreCommand, ScoreArgs);
+command_with_config!(VerifyCommand, VerifyArgs);
+
+#[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct PrepareArgs {
+    /// Source files (JSON lines), in any order; they are sorted by path.
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    pub data: Option<Vec<PathBuf>>,
+
+    /// Folder with tokenizer.json and tokenizer_config.json; not needed for pre-tokenised rows.
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Folder of the token corpus to be made.
+    #[arg(long, value_name = "CORPUS")]
+    pub out: Option<PathBuf>,
+
+    /// auto, messages, prompt-completion, text or tokens [default: auto].
+    #[arg(long)]
+    pub format: Option<String>,
+
+    /// What the student learns: assistant, last-assistant, completion or all
+    /// [default: assistant for messages, completion for prompt-completion, all for text].
+    #[arg(long)]
+    pub loss: Option<String>,
+
+    /// Jinja file to use instead of the tokenizer's own chat template.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+
+    /// Variable for the chat template; VALUE is JSON, or else a string.
+    #[arg(long, value_name = "K=V")]
+    pub template_arg: Option<Vec<String>>,
+
+    /// Longest sequence to keep, in tokens.
+    #[arg(long, value_name = "N")]
+    pub max_length: Option<usize>,
+
+    /// What to do with a longer one: error or skip (counted) [default: error].
+    #[arg(long)]
+    pub on_overlong: Option<String>,
+
+    /// What to do with a row that can't be used: error or skip (counted) [default: error].
+    #[arg(long)]
+    pub on_bad_row: Option<String>,
+
+    /// Tokens per corpus shard, about [default: 4194304].
+    #[arg(long, value_name = "N")]
+    pub shard_tokens: Option<usize>,
+
+    /// Vocabulary size, for pre-tokenised rows without a tokenizer.
+    #[arg(long, value_name = "N")]
+    pub vocab_size: Option<usize>,
+}
+
+#[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct ScoreArgs {
+    /// Checkpoint folder in Hugging Face format.
+    #[arg(long, value_name = "DIR")]
+    pub teacher: Option<PathBuf>,
+
+    /// Folder of the token corpus.
+    #[arg(long, value_name = "CORPUS")]
+    pub corpus: Option<PathBuf>,
+
+    /// Folder of the scored set.
+    #[arg(long, value_name = "OUT")]
+    pub out: Option<PathBuf>,
+
+    /// Ids kept per row [default: 32].
+    #[arg(short)]
+    pub k: Option<usize>,
+
+    /// auto or cpu [default: auto].
+    #[arg(long)]
+    pub device: Option<String>,
+
+    /// Compute dtype: auto or f32 [default: auto, f32 on the CPU].
+    #[arg(long)]
+    pub dtype: Option<String>,
+
+    /// Most tokens one packed batch may hold [default: chosen from the machine].
+    #[arg(long, value_name = "N")]
+    pub token_budget: Option<usize>,
+
+    /// Most rows one logits slice may hold [default: chosen from the machine].
+    #[arg(long, value_name = "N")]
+    pub head_chunk: Option<usize>,
+
+    /// Stored dtype of logp and tail: f16 or f32 [default: f16].
+    #[arg(long)]
+    pub logp_dtype: Option<String>,
+
+    /// Further products: target_logp, target_rank, logsumexp, entropy.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    pub emit: Option<Vec<String>>,
+
+    /// Tokens per scored shard, about [default: the corpus shards as they are].
+    #[arg(long, value_name = "N")]
+    pub shard_tokens: Option<usize>,
+
+    /// Leave head rows from N on out of the softmax.
+    #[arg(long, value_name = "N")]
+    pub vocab_limit: Option<usize>,
+
+    /// Score although the corpus's tokenizer is not, or can't be shown to be, the teacher's; recorded.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub trust_tokens: Option<bool>,
+
+    /// Refuse to add to shards made on another device model, libraries, kernels or build.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub same_device: Option<bool>,
+}
+
+#[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct VerifyArgs {
+    /// Folder of the scored set.
+    pub out: Option<PathBuf>,
+
+    /// Folder of the token corpus [default: the one noted in job.json].
+    #[arg(long, value_name = "CORPUS")]
+    pub corpus: Option<PathBuf>,
+
+    /// Checkpoint folder, to compare its fingerprint with the run's.
+    #[arg(long, value_name = "DIR")]
+    pub teacher: Option<PathBuf>,
+
+    /// Remove what no manifest names, in shards that have a manifest.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub clean: Option<bool>,
+
+    /// Move damaged shards aside, so that score makes them again.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub discard_damaged: Option<bool>,
+}
+
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Folder of the scored set.
+    pub out: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Folder of the scored set.
+    #[arg(required_unless_present = "teacher", conflicts_with = "teacher")]
+    pub out: Option<PathBuf>,
+
+    /// Sequence to show, counted over the whole corpus.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub sequence: u64,
+
+    /// First row of the sequence to show.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub from: usize,
+
+    /// Most rows to show.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub rows: usize,
+
+    /// Folder of the token corpus [default: the one noted in job.json].
+    #[arg(long, value_name = "CORPUS")]
+    pub corpus: Option<PathBuf>,
+
+    /// Checkpoint folder to score a text or chat with.
+    #[arg(long, value_name = "DIR", requires = "input")]
+    pub teacher: Option<PathBuf>,
+
+    /// Text to score.
+    #[arg(long, group = "input")]
+    pub text: Option<String>,
+
+    /// JSON file with one chat ({"messages": [...]} or the list itself) to score.
+    #[arg(long, value_name = "FILE", group = "input")]
+    pub messages: Option<PathBuf>,
+}

@@ -1,0 +1,56 @@
+//! One file per command. A command does its work and hands back an [`Outcome`]; `main` prints it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::cli::{Cli, Command};
+
+/// What a command found out: the same facts as text for people and as one JSON object.
+#[derive(Debug)]
+pub struct Outcome {
+    pub text: String,
+    pub json: Value,
+    pub status: Status,
+}
+
+/// The exit status of a command that ran to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// Exit 0.
+    Done,
+    /// Exit 1: damage found, or work left.
+    Unfinished,
+}
+
+/// Set by SIGINT and SIGTERM; long work looks at it between steps.
+#[derive(Debug, Default)]
+pub struct Interrupt(AtomicBool);
+
+impl Interrupt {
+    pub const fn new() -> Interrupt {
+        Interrupt(AtomicBool::new(false))
+    }
+
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Runs the one command that was asked for.
+pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
+    let _ = (&cli.command, interrupt);
+    match cli.command {
+        Command::Run(_) => todo!(),
+        Command::Prepare(_) => todo!(),
+        Command::Score(_) => todo!(),
+        Command::Verify(_) => todo!(),
+        Command::Status(_) => todo!(),
+        Command::Show(_) => todo!(),
+    }
+}

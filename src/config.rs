@@ -1,0 +1,383 @@
+//! Joins what was typed with the TOML file and resolves it once. Below this module nothing knows
+//! that flags exist.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+use toml::{Table, Value};
+
+use crate::cli::{PrepareArgs, ScoreArgs, VerifyArgs};
+use crate::products::{Dtype, Product, ProductPlan};
+
+/// Token count of a corpus shard when nothing else is said: about 4 M tokens, 16 MiB of ids.
+const SHARD_TOKENS: usize = 1 << 22;
+
+/// What the rows of the source files hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    Auto,
+    Messages,
+    PromptCompletion,
+    Text,
+    Tokens,
+}
+
+/// Which tokens the student learns to predict.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LossRule {
+    Assistant,
+    LastAssistant,
+    Completion,
+    All,
+}
+
+/// What to do with an input that can't be used as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnProblem {
+    Error,
+    Skip,
+}
+
+/// A choice given by name.
+pub trait Named: Sized + Copy + 'static {
+    const OPTION: &'static str;
+    const CHOICES: &'static [(&'static str, Self)];
+
+    fn parse(name: &str) -> Result<Self> {
+        let found = Self::CHOICES.iter().find(|(n, _)| *n == name);
+        found.map(|(_, choice)| *choice).ok_or_else(|| {
+            let names: Vec<_> = Self::CHOICES.iter().map(|(n, _)| *n).collect();
+            anyhow!(
+                "{}: expected {}, found {name:?}",
+                Self::OPTION,
+                names.join(", ")
+            )
+        })
+    }
+}
+
+impl Named for Format {
+    const OPTION: &'static str = "format";
+    const CHOICES: &'static [(&'static str, Self)] = &[
+        ("auto", Format::Auto),
+        ("messages", Format::Messages),
+        ("prompt-completion", Format::PromptCompletion),
+        ("text", Format::Text),
+        ("tokens", Format::Tokens),
+    ];
+}
+
+impl Named for LossRule {
+    const OPTION: &'static str = "loss";
+    const CHOICES: &'static [(&'static str, Self)] = &[
+        ("assistant", LossRule::Assistant),
+        ("last-assistant", LossRule::LastAssistant),
+        ("completion", LossRule::Completion),
+        ("all", LossRule::All),
+    ];
+}
+
+impl Named for OnProblem {
+    const OPTION: &'static str = "on-overlong, on-bad-row";
+    const CHOICES: &'static [(&'static str, Self)] =
+        &[("error", OnProblem::Error), ("skip", OnProblem::Skip)];
+}
+
+/// Everything `prepare` needs, resolved.
+#[derive(Clone, Debug)]
+pub struct PrepareSettings {
+    /// Sorted by path.
+    pub data: Vec<PathBuf>,
+    pub tokenizer: Option<PathBuf>,
+    pub out: PathBuf,
+    pub format: Format,
+    /// `None`: the format's own rule.
+    pub loss: Option<LossRule>,
+    pub chat_template: Option<PathBuf>,
+    /// In the order given.
+    pub template_args: Vec<(String, Json)>,
+    pub max_length: Option<usize>,
+    pub on_overlong: OnProblem,
+    pub on_bad_row: OnProblem,
+    pub shard_tokens: usize,
+    pub vocab_size: Option<usize>,
+}
+
+/// Everything `score` needs, resolved, but for what only the machine can tell.
+#[derive(Clone, Debug)]
+pub struct ScoreSettings {
+    pub teacher: PathBuf,
+    pub corpus: PathBuf,
+    pub out: PathBuf,
+    pub products: ProductPlan,
+    /// `None`: chosen from the machine.
+    pub token_budget: Option<usize>,
+    /// `None`: chosen from the machine.
+    pub head_chunk: Option<usize>,
+    /// `None`: one scored shard per corpus shard.
+    pub shard_tokens: Option<usize>,
+    pub vocab_limit: Option<usize>,
+    pub trust_tokens: bool,
+    pub same_device: bool,
+}
+
+/// Everything `verify` needs, resolved.
+#[derive(Clone, Debug)]
+pub struct VerifySettings {
+    pub out: PathBuf,
+    /// `None`: the one noted in job.json.
+    pub corpus: Option<PathBuf>,
+    pub teacher: Option<PathBuf>,
+    pub clean: bool,
+    pub discard_damaged: bool,
+}
+
+impl PrepareSettings {
+    pub fn resolve(args: PrepareArgs) -> Result<PrepareSettings> {
+        let mut data = args.data.unwrap_or_default();
+        ensure!(
+            !data.is_empty(),
+            "data: expected at least one source file, found none"
+        );
+        data.sort();
+        let template_args = args.template_arg.unwrap_or_default();
+        Ok(PrepareSettings {
+            data,
+            tokenizer: args.tokenizer,
+            out: needed(args.out, "out", "the corpus folder to make")?,
+            format: named(args.format)?.unwrap_or(Format::Auto),
+            loss: named(args.loss)?,
+            chat_template: args.chat_template,
+            template_args: template_args
+                .iter()
+                .map(|a| template_arg(a))
+                .collect::<Result<_>>()?,
+            max_length: args.max_length,
+            on_overlong: named(args.on_overlong)?.unwrap_or(OnProblem::Error),
+            on_bad_row: named(args.on_bad_row)?.unwrap_or(OnProblem::Error),
+            shard_tokens: at_least_one(args.shard_tokens, "shard-tokens")?.unwrap_or(SHARD_TOKENS),
+            vocab_size: at_least_one(args.vocab_size, "vocab-size")?,
+        })
+    }
+}
+
+impl ScoreSettings {
+    pub fn resolve(args: ScoreArgs) -> Result<ScoreSettings> {
+        one_of(args.device.as_deref(), "device", &["auto", "cpu"])?;
+        if args.dtype.as_deref() == Some("bf16") {
+            bail!("dtype: bf16 compute needs a CUDA device; on the CPU use auto or f32");
+        }
+        one_of(args.dtype.as_deref(), "dtype", &["auto", "f32"])?;
+        let logp_dtype = match args.logp_dtype.as_deref() {
+            None | Some("f16") => Dtype::F16,
+            Some("f32") => Dtype::F32,
+            Some(other) => bail!("logp-dtype: expected f16 or f32, found {other:?}"),
+        };
+        Ok(ScoreSettings {
+            teacher: needed(args.teacher, "teacher", "a checkpoint folder")?,
+            corpus: needed(args.corpus, "corpus", "the folder that prepare made")?,
+            out: needed(args.out, "out", "the folder of the scored set")?,
+            products: ProductPlan {
+                k: at_least_one(args.k, "k")?.unwrap_or(32),
+                logp_dtype,
+                extra: extra_products(&args.emit.unwrap_or_default())?,
+            },
+            token_budget: at_least_one(args.token_budget, "token-budget")?,
+            head_chunk: at_least_one(args.head_chunk, "head-chunk")?,
+            shard_tokens: at_least_one(args.shard_tokens, "shard-tokens")?,
+            vocab_limit: at_least_one(args.vocab_limit, "vocab-limit")?,
+            trust_tokens: args.trust_tokens.unwrap_or(false),
+            same_device: args.same_device.unwrap_or(false),
+        })
+    }
+}
+
+impl VerifySettings {
+    pub fn resolve(args: VerifyArgs) -> Result<VerifySettings> {
+        Ok(VerifySettings {
+            out: needed(args.out, "out", "the folder of the scored set")?,
+            corpus: args.corpus,
+            teacher: args.teacher,
+            clean: args.clean.unwrap_or(false),
+            discard_damaged: args.discard_damaged.unwrap_or(false),
+        })
+    }
+}
+
+/// The options of one command: its table in the file, overlaid by the command line.
+pub fn join<A>(config: Option<&Path>, table: &str, typed: &A) -> Result<A>
+where
+    A: Serialize + DeserializeOwned + Rebase,
+{
+    let from_file = match config {
+        None => A::from_table(Table::new(), table)?,
+        Some(path) => JobFile::read(path, &[])?.args(table)?,
+    };
+    let mut joined = Table::try_from(&from_file)?;
+    joined.extend(Table::try_from(typed)?);
+    A::from_table(joined, table)
+}
+
+/// Paths in a TOML file are relative to it.
+pub trait Rebase: DeserializeOwned {
+    fn rebase(&mut self, folder: &Path);
+
+    fn from_table(table: Table, name: &str) -> Result<Self> {
+        Value::Table(table)
+            .try_into()
+            .map_err(|e: toml::de::Error| anyhow!("[{name}]: {}", e.message().trim()))
+    }
+}
+
+impl Rebase for PrepareArgs {
+    fn rebase(&mut self, folder: &Path) {
+        let paths = [&mut self.tokenizer, &mut self.out, &mut self.chat_template];
+        paths
+            .into_iter()
+            .flatten()
+            .for_each(|p| *p = folder.join(&*p));
+        self.data
+            .iter_mut()
+            .flatten()
+            .for_each(|p| *p = folder.join(&*p));
+    }
+}
+
+impl Rebase for ScoreArgs {
+    fn rebase(&mut self, folder: &Path) {
+        let paths = [&mut self.teacher, &mut self.corpus, &mut self.out];
+        paths
+            .into_iter()
+            .flatten()
+            .for_each(|p| *p = folder.join(&*p));
+    }
+}
+
+impl Rebase for VerifyArgs {
+    fn rebase(&mut self, folder: &Path) {
+        let paths = [&mut self.teacher, &mut self.corpus, &mut self.out];
+        paths
+            .into_iter()
+            .flatten()
+            .for_each(|p| *p = folder.join(&*p));
+    }
+}
+
+/// A job's TOML file: the tables [prepare], [score] and [verify].
+#[derive(Debug)]
+pub struct JobFile {
+    path: PathBuf,
+    tables: Table,
+}
+
+impl JobFile {
+    const TABLES: [&'static str; 3] = ["prepare", "score", "verify"];
+
+    /// Reads the file and lays the overrides (`table.key=value`) over it.
+    pub fn read(path: &Path, overrides: &[String]) -> Result<JobFile> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("{}: can't read the job file", path.display()))?;
+        let mut tables = Table::from_str(&text)
+            .map_err(|e| anyhow!("{}: {}", path.display(), e.to_string().trim()))?;
+        for (name, value) in &tables {
+            ensure!(
+                Self::TABLES.contains(&name.as_str()) && value.is_table(),
+                "{}: expected only the tables [prepare], [score] and [verify], found {name:?}",
+                path.display()
+            );
+        }
+        overrides
+            .iter()
+            .try_for_each(|o| override_one(&mut tables, o))?;
+        Ok(JobFile {
+            path: path.to_path_buf(),
+            tables,
+        })
+    }
+
+    /// One command's options; paths are made relative to the file's folder. An absent table is
+    /// an empty one.
+    pub fn args<A: Rebase>(&self, table: &str) -> Result<A> {
+        let found = match self.tables.get(table) {
+            Some(Value::Table(found)) => found.clone(),
+            _ => Table::new(),
+        };
+        let mut args =
+            A::from_table(found, table).with_context(|| format!("{}", self.path.display()))?;
+        args.rebase(self.path.parent().unwrap_or(Path::new("")));
+        Ok(args)
+    }
+
+    pub fn has(&self, table: &str) -> bool {
+        self.tables.contains_key(table)
+    }
+}
+
+fn override_one(tables: &mut Table, text: &str) -> Result<()> {
+    let parts = text
+        .split_once('=')
+        .and_then(|(place, value)| Some((place.split_once('.')?, value)));
+    let Some(((table, key), value)) = parts else {
+        bail!("set: expected TABLE.KEY=VALUE, found {text:?}");
+    };
+    ensure!(
+        JobFile::TABLES.contains(&table),
+        "set: expected a key of prepare, score or verify, found {text:?}"
+    );
+    let value = Table::from_str(&format!("v = {value}"))
+        .ok()
+        .and_then(|mut t| t.remove("v"))
+        .unwrap_or_else(|| Value::String(value.to_owned()));
+    tables
+        .entry(table)
+        .or_insert_with(|| Value::Table(Table::new()))
+        .as_table_mut()
+        .expect("read() let only tables in")
+        .insert(key.to_owned(), value);
+    Ok(())
+}
+
+fn needed<T>(value: Option<T>, option: &str, what: &str) -> Result<T> {
+    value.ok_or_else(|| {
+        anyhow!("{option}: expected {what}, found none; give --{option} or set it in the job file")
+    })
+}
+
+fn named<T: Named>(name: Option<String>) -> Result<Option<T>> {
+    name.map(|n| T::parse(&n)).transpose()
+}
+
+fn one_of(value: Option<&str>, option: &str, choices: &[&str]) -> Result<()> {
+    match value {
+        Some(v) if !choices.contains(&v) => {
+            bail!("{option}: expected {}, found {v:?}", choices.join(" or "))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn at_least_one(value: Option<usize>, option: &str) -> Result<Option<usize>> {
+    ensure!(value != Some(0), "{option}: expected at least 1, found 0");
+    Ok(value)
+}
+
+fn template_arg(text: &str) -> Result<(String, Json)> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or_else(|| anyhow!("template-arg: expected K=V, found {text:?}"))?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| Json::String(value.to_owned()));
+    Ok((key.to_owned(), value))
+}
+
+fn extra_products(names: &[String]) -> Result<Vec<Product>> {
+    let choices: Vec<_> = Product::EXTRA.iter().map(|p| p.name()).collect();
+    if let Some(unknown) = names.iter().find(|n| !choices.contains(&n.as_str())) {
+        bail!("emit: expected {}, found {unknown:?}", choices.join(", "));
+    }
+    let asked = |p: &Product| names.iter().any(|n| n == p.name());
+    Ok(Product::EXTRA.into_iter().filter(asked).collect())
+}

@@ -1,0 +1,170 @@
+//! From source rows to corpus shards, and the view of a shard that everything else reads.
+//!
+//! Architecture invariant: nothing here writes a file, draws, or knows a model. What is read and
+//! tokenised is handed on as values; `store` puts it on disk.
+
+use anyhow::{Result, ensure};
+
+/// The arrays of one corpus shard, sequences laid end to end.
+#[derive(Clone, Copy, Debug)]
+pub struct CorpusShard<'a> {
+    tokens: &'a [i32],   // (T)
+    offsets: &'a [i64],  // (S+1)
+    loss_mask: &'a [u8], // (T), 0 or 1
+}
+
+/// One tokenised conversation or document.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    pub tokens: &'a [i32],   // (T)
+    pub loss_mask: &'a [u8], // (T)
+}
+
+/// A scored position: the logits at `position` predict `target`, which stands at `position + 1`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Row {
+    pub position: usize,
+    pub target: i32,
+}
+
+impl<'a> CorpusShard<'a> {
+    /// # Errors
+    /// Offsets that are not `0 = o[0] <= o[1] <= … <= T`, a mask of another length, or a mask
+    /// value other than 0 and 1. The message names the array and the place in it.
+    pub fn new(
+        tokens: &'a [i32],
+        offsets: &'a [i64],
+        loss_mask: &'a [u8],
+    ) -> Result<CorpusShard<'a>> {
+        ensure!(
+            loss_mask.len() == tokens.len(),
+            "loss_mask.npy: expected {} flags, one per token, found {}",
+            tokens.len(),
+            loss_mask.len()
+        );
+        ensure!(
+            offsets.first() == Some(&0),
+            "offsets.npy: expected a first offset of 0, found {:?}",
+            offsets.first()
+        );
+        ensure!(
+            offsets.last().copied() == i64::try_from(tokens.len()).ok(),
+            "offsets.npy: expected a last offset of {}, the number of tokens, found {:?}",
+            tokens.len(),
+            offsets.last()
+        );
+        if let Some(s) = offsets.windows(2).position(|pair| pair[0] > pair[1]) {
+            anyhow::bail!(
+                "offsets.npy: expected offsets that never fall, found {} after {} at sequence {s}",
+                offsets[s + 1],
+                offsets[s]
+            );
+        }
+        if let Some(t) = loss_mask.iter().position(|&flag| flag > 1) {
+            anyhow::bail!(
+                "loss_mask.npy: expected 0 or 1, found {} at token {t}",
+                loss_mask[t]
+            );
+        }
+        Ok(CorpusShard {
+            tokens,
+            offsets,
+            loss_mask,
+        })
+    }
+
+    /// S
+    pub fn sequences(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// All sequences end to end, (T).
+    pub fn tokens(&self) -> &'a [i32] {
+        self.tokens
+    }
+
+    /// (T), 0 or 1.
+    pub fn loss_mask(&self) -> &'a [u8] {
+        self.loss_mask
+    }
+
+    /// (S+1)
+    pub fn offsets(&self) -> &'a [i64] {
+        self.offsets
+    }
+
+    /// Sequence `s`, 0 <= s < S.
+    pub fn sequence(&self, s: usize) -> Sequence<'a> {
+        let span = self.offsets[s] as usize..self.offsets[s + 1] as usize;
+        Sequence {
+            tokens: &self.tokens[span.clone()],
+            loss_mask: &self.loss_mask[span],
+        }
+    }
+}
+
+impl<'a> Sequence<'a> {
+    /// The rows of this sequence, by rising position. This is the one place where the shift from
+    /// token to prediction happens: a row for t exists iff t+1 < T and loss_mask[t+1].
+    pub fn rows(self) -> impl Iterator<Item = Row> + 'a {
+        (1..self.tokens.len())
+            .filter(move |&next| self.loss_mask[next] != 0)
+            .map(move |next| Row {
+                position: next - 1,
+                target: self.tokens[next],
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_follow_the_mask_of_the_next_token() {
+        let sequence = Sequence {
+            tokens: &[7, 8, 9, 10],
+            loss_mask: &[1, 0, 1, 1],
+        };
+        let rows: Vec<_> = sequence.rows().collect();
+        assert_eq!(
+            rows,
+            [
+                Row {
+                    position: 1,
+                    target: 9
+                },
+                Row {
+                    position: 2,
+                    target: 10
+                }
+            ]
+        );
+    }
+
+    #[test]
+    fn sequences_of_no_or_one_token_have_no_row() {
+        for tokens in [&[][..], &[5][..]] {
+            let mask = vec![1; tokens.len()];
+            let sequence = Sequence {
+                tokens,
+                loss_mask: &mask,
+            };
+            assert_eq!(sequence.rows().count(), 0);
+        }
+    }
+
+    #[test]
+    fn broken_arrays_are_named() {
+        let says = |tokens: &[i32], offsets: &[i64], mask: &[u8]| {
+            CorpusShard::new(tokens, offsets, mask)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(says(&[1, 2], &[0, 2], &[1]).starts_with("loss_mask.npy: expected 2 flags"));
+        assert!(says(&[1, 2], &[0, 1], &[1, 0]).contains("last offset of 2"));
+        assert!(says(&[1, 2], &[1, 2], &[1, 0]).contains("first offset of 0"));
+        assert!(says(&[1, 2], &[0, 2, 1, 2], &[1, 0]).contains("found 1 after 2 at sequence 1"));
+        assert!(says(&[1, 2], &[0, 2], &[1, 2]).contains("found 2 at token 1"));
+    }
+}
