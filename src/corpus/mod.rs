@@ -27,6 +27,15 @@ pub struct Row {
     pub target: i32,
 }
 
+/// The arrays of a corpus shard just made, on their way to the store.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ShardArrays {
+    pub tokens: Vec<i32>,      // (T)
+    pub offsets: Vec<i64>,     // (S+1), or empty while nothing is in it
+    pub loss_mask: Vec<u8>,    // (T), 0 or 1
+    pub source_rows: Vec<i64>, // (S)
+}
+
 impl<'a> CorpusShard<'a> {
     /// # Errors
     /// Offsets that are not `0 = o[0] <= o[1] <= … <= T`, a mask of another length, or a mask
