@@ -50,6 +50,7 @@ pub mod commands;
 pub mod config;
 pub mod corpus;
 pub mod cost;
+pub mod mapped;
 pub mod model;
 pub mod products;
 pub mod progress;

@@ -1,1 +1,32 @@
-//! Filled in next.
+//! The teacher: what it is, its weights, and the forward pass.
+//!
+//! Architecture invariant: a family is data. Nothing below `families` branches on a family's
+//! name, and nothing here knows which device computes.
+
+mod checkpoint;
+mod config;
+mod decoder;
+mod description;
+mod families;
+mod fingerprint;
+mod rope;
+mod teacher;
+mod weights;
+
+pub use checkpoint::Checkpoint;
+pub use decoder::{Decoder, Limits};
+pub use description::Description;
+pub use fingerprint::{FileHashes, HashCache, teacher_fingerprint};
+pub use teacher::Teacher;
+
+use std::path::Path;
+
+use anyhow::Result;
+
+/// Reads a teacher's description from its config alone, no weights needed.
+///
+/// # Errors
+/// A config that is missing or can't be honoured.
+pub fn describe(folder: &Path) -> Result<Description> {
+    families::describe(&config::Config::read(&folder.join("config.json"))?)
+}

@@ -1,0 +1,100 @@
+//! The teacher fingerprint: config and every weight byte, tensor by tensor, so that the same
+//! weights in other files are the same teacher.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use super::checkpoint::{Checkpoint, StoredTensor};
+use crate::canonical;
+
+/// Hashes of the tensors of one file, by name, as they may be kept between runs.
+pub type FileHashes = BTreeMap<String, String>;
+
+/// Keeps the hashes of files that have not changed. `key` stands for path, inode, size and mtime.
+pub trait HashCache: Sync {
+    fn get(&self, key: &str) -> Option<FileHashes>;
+    fn put(&self, key: &str, hashes: &FileHashes);
+}
+
+/// sha256 over the config and the hash, dtype and shape of every tensor. `on_bytes` hears how
+/// many bytes were dealt with.
+///
+/// # Errors
+/// A file that can't be looked at any more.
+pub fn teacher_fingerprint(
+    checkpoint: &Checkpoint,
+    cache: &dyn HashCache,
+    on_bytes: &(dyn Fn(u64) + Sync),
+) -> Result<String> {
+    let files = (0..checkpoint.files.len()).into_par_iter();
+    let hashes: Vec<FileHashes> = files
+        .map(|file| file_hashes(checkpoint, file, cache, on_bytes))
+        .collect::<Result<_>>()?;
+    let tensors: serde_json::Map<String, Value> = checkpoint
+        .tensors
+        .iter()
+        .map(|(name, tensor)| {
+            let entry = json!({
+                "dtype": format!("{:?}", tensor.dtype),
+                "shape": tensor.shape,
+                "sha256": hashes[tensor.file][name],
+            });
+            (name.clone(), entry)
+        })
+        .collect();
+    Ok(canonical::fingerprint(&json!({
+        "config": checkpoint.config.as_value(),
+        "tensors": tensors,
+    })))
+}
+
+fn file_hashes(
+    checkpoint: &Checkpoint,
+    file: usize,
+    cache: &dyn HashCache,
+    on_bytes: &(dyn Fn(u64) + Sync),
+) -> Result<FileHashes> {
+    let tensors: Vec<(&String, &StoredTensor)> = checkpoint
+        .tensors
+        .iter()
+        .filter(|(_, tensor)| tensor.file == file)
+        .collect();
+    let key = cache_key(&checkpoint.files[file])?;
+    let kept = cache.get(&key);
+    if let Some(kept) = kept.filter(|kept| tensors.iter().all(|(name, _)| kept.contains_key(*name)))
+    {
+        on_bytes(tensors.iter().map(|(_, t)| t.bytes().len() as u64).sum());
+        return Ok(kept);
+    }
+    let hash = |(name, tensor): &(&String, &StoredTensor)| {
+        let hash = canonical::sha256_hex(tensor.bytes());
+        on_bytes(tensor.bytes().len() as u64);
+        ((*name).clone(), hash)
+    };
+    let hashes: FileHashes = tensors.par_iter().map(hash).collect();
+    cache.put(&key, &hashes);
+    Ok(hashes)
+}
+
+/// What a file is known by while it has not changed.
+fn cache_key(file: &Path) -> Result<String> {
+    let look = || -> std::io::Result<Value> {
+        let path = file.canonicalize()?;
+        let meta = path.metadata()?;
+        Ok(json!([
+            path.to_string_lossy(),
+            meta.dev(),
+            meta.ino(),
+            meta.size(),
+            meta.mtime(),
+            meta.mtime_nsec(),
+        ]))
+    };
+    let facts = look().with_context(|| format!("{}: can't look at the file", file.display()))?;
+    Ok(canonical::fingerprint(&facts))
+}
