@@ -7,16 +7,23 @@
 //! | `fs` | primitive operations, so that tests can fail each one |
 //! | `disk` | [`LocalDisk`]: the durable write |
 //! | `corpus`, `corpus_writer` | the token corpus |
+//! | `job`, `manifest` | what a scored set means, and the commit record of a shard |
+//! | `scored`, `commit`, `rows` | the scored set: opened, added to, read row by row |
 //!
 //! Architecture invariant: nothing outside this module creates, renames or removes a file, and
 //! nothing in it knows a model, a device or a flag.
 
 pub mod bytes;
+pub mod commit;
 pub mod corpus;
 pub mod corpus_writer;
 pub mod disk;
 pub mod fs;
+pub mod job;
+pub mod manifest;
 pub mod npy;
+pub mod rows;
+pub mod scored;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -24,10 +31,15 @@ use std::ops::Range;
 use anyhow::Result;
 
 pub use bytes::Bytes;
+pub use commit::Committed;
 pub use corpus::{CorpusReader, CorpusShardFiles};
 pub use corpus_writer::CorpusWriter;
 pub use disk::LocalDisk;
+pub use job::{Job, PlannedShard, plan_shards, products_value};
+pub use manifest::Manifest;
 pub use npy::NpyFile;
+pub use rows::ScoredRows;
+pub use scored::{ScoredSet, ScoredShardFiles};
 
 /// Named pieces of bytes. A local disk first; shaped so that an object store can be one too:
 /// whole puts, create-only puts, ranged reads, listing, no rename that callers rely on.

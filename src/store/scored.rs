@@ -1,0 +1,200 @@
+//! A scored set: its job, which shards are committed, and their arrays.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rayon::prelude::*;
+use serde_json::Value;
+
+use super::corpus::{MANIFEST as CORPUS_MANIFEST, check_id};
+use super::job::{Job, PlannedShard, Terms};
+use super::manifest::{Manifest, ProductFile, ROW_OFFSETS, manifest_name};
+use super::rows::{Column, ScoredRows};
+use super::{Created, LocalDisk, NpyFile, Store};
+use crate::canonical;
+
+pub(super) const JOB: &str = "job.json";
+/// Folder of what was observed; not part of the data.
+pub(super) const LOG: &str = "log";
+
+/// A folder of scored shards, all of one job.
+#[derive(Debug)]
+pub struct ScoredSet {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) job: Job,
+    pub(super) terms: Terms,
+}
+
+impl ScoredSet {
+    /// Joins the set in `out`, or begins it: `job.json` is there, durable, when this returns.
+    ///
+    /// # Errors
+    /// The set there is another job: each field that differs is named.
+    pub fn open_or_create(out: &Path, job: &Job) -> Result<ScoredSet> {
+        ScoredSet::open_or_create_in(Arc::new(LocalDisk::new(out)), job)
+    }
+
+    pub fn open(out: &Path) -> Result<ScoredSet> {
+        ScoredSet::open_in(Arc::new(LocalDisk::new(out)))
+    }
+
+    pub fn open_or_create_in(store: Arc<dyn Store>, job: &Job) -> Result<ScoredSet> {
+        job.check()?;
+        ensure!(
+            store.read(CORPUS_MANIFEST)?.is_none(),
+            "{}: expected a folder for the scored set, found a token corpus; give another --out",
+            store.place("")
+        );
+        if store.read(JOB)?.is_none() {
+            let (Created::New | Created::WasThere) = store.create(JOB, &job.seal())?;
+        }
+        let set = ScoredSet::open_in(store)?;
+        set.job
+            .expect_same(job)
+            .with_context(|| set.store.place(JOB))?;
+        Ok(set)
+    }
+
+    pub fn open_in(store: Arc<dyn Store>) -> Result<ScoredSet> {
+        let place = store.place(JOB);
+        let bytes = store.read(JOB)?.ok_or_else(|| {
+            anyhow!("{place}: expected a scored set, found no such file; `kdscore score` makes one")
+        })?;
+        let job = Job::parse(&bytes).with_context(|| {
+            format!("{place}: can't be used; if it is damaged, remove it and run the same score command again, which writes it anew and keeps the shards")
+        })?;
+        let terms = job.terms()?;
+        Ok(ScoredSet { store, job, terms })
+    }
+
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// What messages call a file of the set.
+    pub fn place(&self, name: &str) -> String {
+        self.store.place(name)
+    }
+
+    /// The shard's manifest; `None` while it is open.
+    ///
+    /// # Errors
+    /// A manifest that is damaged or another job's.
+    pub fn manifest(&self, planned: &PlannedShard) -> Result<Option<Manifest>> {
+        let name = manifest_name(&planned.id);
+        let Some(bytes) = self.store.read(&name)? else {
+            return Ok(None);
+        };
+        let manifest = Manifest::parse(&bytes, &self.job, planned);
+        manifest.map(Some).with_context(|| self.store.place(&name))
+    }
+
+    /// The shard of every planned one that is committed, in the plan's order.
+    ///
+    /// # Errors
+    /// The first manifest that is damaged.
+    pub fn manifests(&self) -> Result<Vec<Option<Manifest>>> {
+        let manifests = self.job.plan.par_iter().map(|p| self.manifest(p));
+        manifests
+            .collect::<Result<_>>()
+            .context("move the damaged shard aside with `kdscore verify --discard-damaged`")
+    }
+
+    /// The shards that have no manifest, in the plan's order.
+    pub fn open_shards(&self) -> Result<Vec<PlannedShard>> {
+        let manifests = self.manifests()?;
+        let shards = self.job.plan.iter().zip(manifests);
+        Ok(shards
+            .filter(|(_, manifest)| manifest.is_none())
+            .map(|(planned, _)| planned.clone())
+            .collect())
+    }
+
+    /// The arrays of a committed shard, mapped; dtypes and shapes are as the manifest says.
+    pub fn shard(&self, manifest: &Manifest) -> Result<ScoredShardFiles> {
+        let files = manifest.products.iter().map(|p| self.array(p));
+        Ok(ScoredShardFiles {
+            terms: self.terms.clone(),
+            rows: usize::try_from(manifest.rows)?,
+            names: manifest.products.iter().map(|p| p.name.clone()).collect(),
+            files: files.collect::<Result<_>>()?,
+        })
+    }
+
+    /// One array that a manifest names.
+    pub(super) fn array(&self, product: &ProductFile) -> Result<NpyFile> {
+        let place = self.store.place(&product.path);
+        let bytes = self.store.read(&product.path)?.ok_or_else(|| {
+            anyhow!("{place}: expected the array that its manifest names, found no such file")
+        })?;
+        ensure!(
+            bytes.len() as u64 == product.bytes,
+            "{place}: expected {} bytes, as its manifest says, found {}",
+            product.bytes,
+            bytes.len()
+        );
+        let file = NpyFile::from_bytes(place, bytes)?;
+        ensure!(
+            file.dtype().name() == product.dtype && file.shape() == product.shape,
+            "{}: expected {} {:?}, as its manifest says, found {} {:?}",
+            file.place(),
+            product.dtype,
+            product.shape,
+            file.dtype().name(),
+            file.shape()
+        );
+        Ok(file)
+    }
+
+    /// Notes what was observed, one JSON object a line, in the worker's own file. It is not part
+    /// of the data, and it promises nothing about a power loss.
+    pub fn log(&self, worker: &str, line: &Value) -> Result<()> {
+        check_id(worker).context("log")?;
+        let mut text = canonical::to_canonical(line);
+        text.push('\n');
+        self.store
+            .append(&format!("{LOG}/{worker}.jsonl"), text.as_bytes())
+    }
+}
+
+/// The mapped arrays of one scored shard.
+#[derive(Debug)]
+pub struct ScoredShardFiles {
+    terms: Terms,
+    rows: usize,
+    names: Vec<String>,
+    files: Vec<NpyFile>,
+}
+
+impl ScoredShardFiles {
+    /// The rows, read where they lie.
+    pub fn rows(&self) -> Result<ScoredRows<'_>> {
+        ScoredRows::new(&self.terms, self.rows, |product| {
+            self.file(product.name()).map(|file| Column {
+                dtype: file.dtype(),
+                bytes: file.data(),
+            })
+        })
+    }
+
+    /// Rows before each sequence of the range, (S+1).
+    pub fn row_offsets(&self) -> Result<&[i64]> {
+        let file = self.file(ROW_OFFSETS);
+        file.ok_or_else(|| anyhow!("expected {ROW_OFFSETS}, found none"))?
+            .i64s()
+    }
+
+    pub(super) fn file(&self, name: &str) -> Option<&NpyFile> {
+        let at = self.names.iter().position(|n| n == name)?;
+        self.files.get(at)
+    }
+
+    pub fn files(&self) -> &[NpyFile] {
+        &self.files
+    }
+}
