@@ -11,36 +11,11 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use crate::cli::{PrepareArgs, ScoreArgs, VerifyArgs};
+use crate::corpus::{Format, LossRule, OnProblem};
 use crate::products::{Dtype, Product, ProductPlan};
 
 /// Token count of a corpus shard when nothing else is said: about 4 M tokens, 16 MiB of ids.
 const SHARD_TOKENS: usize = 1 << 22;
-
-/// What the rows of the source files hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    Auto,
-    Messages,
-    PromptCompletion,
-    Text,
-    Tokens,
-}
-
-/// Which tokens the student learns to predict.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LossRule {
-    Assistant,
-    LastAssistant,
-    Completion,
-    All,
-}
-
-/// What to do with an input that can't be used as it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnProblem {
-    Error,
-    Skip,
-}
 
 /// A choice given by name.
 pub trait Named: Sized + Copy + 'static {

@@ -3,7 +3,16 @@
 //! Architecture invariant: nothing here writes a file, draws, or knows a model. What is read and
 //! tokenised is handed on as values; `store` puts it on disk.
 
+mod json;
+mod problem;
+mod rows;
+mod rules;
+mod source;
+mod template;
+
 use anyhow::{Result, ensure};
+
+pub use rules::{Format, LossRule, OnProblem};
 
 /// The arrays of one corpus shard, sequences laid end to end.
 #[derive(Clone, Copy, Debug)]

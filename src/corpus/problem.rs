@@ -1,0 +1,118 @@
+//! What can be wrong with a source row: reasons to leave it out, and remarks on one that stays.
+
+/// Why a source row is not in the corpus. The name is the key in corpus.json.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Reason {
+    BrokenLine,
+    UnusableRow,
+    TemplateRefusal,
+    ControlTokenInContent,
+    DoubleBos,
+    IdOutsideVocabulary,
+    TooLong,
+    NoScoredPosition,
+}
+
+impl Reason {
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::BrokenLine => "broken line",
+            Reason::UnusableRow => "unusable row",
+            Reason::TemplateRefusal => "refused by the chat template",
+            Reason::ControlTokenInContent => "control token in content",
+            Reason::DoubleBos => "double BOS",
+            Reason::IdOutsideVocabulary => "token id outside the vocabulary",
+            Reason::TooLong => "too long",
+            Reason::NoScoredPosition => "no scored position",
+        }
+    }
+}
+
+/// A row that can't be used, with what was expected and what was found. The place (`file:line`)
+/// is put in front by whoever knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RowProblem {
+    pub reason: Reason,
+    pub message: String,
+}
+
+impl RowProblem {
+    pub fn new(reason: Reason, message: impl Into<String>) -> RowProblem {
+        RowProblem {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// A row that is JSON but not a row of its format.
+    pub fn unusable(message: impl Into<String>) -> RowProblem {
+        RowProblem::new(Reason::UnusableRow, message)
+    }
+}
+
+/// The outcome of one step on a row.
+pub type RowResult<T> = Result<T, RowProblem>;
+
+/// Something worth knowing about a row that stays. The name is the key in corpus.json.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Lint {
+    /// A token with one part inside a trained span and one outside; it is not trained.
+    Straddler,
+    MissingBos,
+    /// A control token written out in a plain text, prompt or completion.
+    ControlTokenInText,
+    /// A message whose text does not occur in what the template rendered.
+    DroppedByTemplate,
+    /// The last trained token is not one the model stops at.
+    EndNotTrained,
+}
+
+impl Lint {
+    pub const ALL: [Lint; 5] = [
+        Lint::Straddler,
+        Lint::MissingBos,
+        Lint::ControlTokenInText,
+        Lint::DroppedByTemplate,
+        Lint::EndNotTrained,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Lint::Straddler => "straddling_tokens",
+            Lint::MissingBos => "missing_bos",
+            Lint::ControlTokenInText => "control_tokens_in_text",
+            Lint::DroppedByTemplate => "dropped_by_template",
+            Lint::EndNotTrained => "end_not_trained",
+        }
+    }
+
+    /// What it means, for people.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Lint::Straddler => "tokens straddle the edge of a trained span and are not trained",
+            Lint::MissingBos => "sequences start without the tokenizer's BOS token",
+            Lint::ControlTokenInText => "texts hold a control token, written out",
+            Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
+            Lint::EndNotTrained => {
+                "sequences train a last token that the model does not stop at (eos_token_id)"
+            }
+        }
+    }
+}
+
+/// How often one thing was noticed in a row, and the first example.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    pub lint: Lint,
+    pub count: u64,
+    pub example: String,
+}
+
+/// A text as it may stand in a one-line message: quoted, escaped, at most 60 characters.
+pub fn quoted(text: &str) -> String {
+    let mut short: String = text.chars().take(60).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    format!("{short:?}")
+}

@@ -1,0 +1,246 @@
+//! Generation blocks: the parts of a chat template that say what the model wrote.
+//!
+//! The engine has no such tag, so `{% generation %}…{% endgeneration %}` is rewritten to
+//! `{% with %}`, a start mark, `{% if true %}…{% endif %}`, an end mark, `{% endwith %}`: `with`
+//! keeps the block's scope, and the inner `if` gives the outer tags' whitespace control a place
+//! on either side of the marks. The marks are private-use characters and are taken out again.
+
+use std::ops::Range;
+
+use anyhow::{Result, bail, ensure};
+
+use super::Rendered;
+use crate::corpus::problem::{Reason, RowProblem, RowResult};
+
+const START: char = '\u{10fff0}';
+const END: char = '\u{10fff1}';
+
+/// A template the engine can compile.
+#[derive(Debug)]
+pub struct Rewritten {
+    pub text: String,
+    pub marks_generation: bool,
+}
+
+/// Whether `text` holds one of the marks, which must not come from data.
+pub fn has_mark(text: &str) -> bool {
+    // Both marks start with this byte, and nothing else that is common does.
+    text.as_bytes().contains(&0xf4) && text.contains([START, END])
+}
+
+/// Rewrites generation blocks and line ends.
+///
+/// # Errors
+/// A template that holds the marks itself, or blocks that don't pair up.
+pub fn rewrite(source: &str) -> Result<Rewritten> {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    ensure!(
+        !has_mark(&source),
+        "expected a chat template without U+10FFF0 and U+10FFF1, which mark generation blocks here, found one"
+    );
+    let mut text = String::with_capacity(source.len());
+    let (mut copied, mut depth, mut marks_generation) = (0, 0_usize, false);
+    for tag in tags(&source) {
+        let opens = match tag.name(&source) {
+            "generation" => true,
+            "endgeneration" => false,
+            _ => continue,
+        };
+        let (left, right) = tag.trims(&source);
+        text.push_str(&source[copied..tag.span.start]);
+        if opens {
+            depth += 1;
+            text.push_str(&format!("{{%{left} with %}}{START}{{% if true {right}%}}"));
+        } else {
+            ensure!(
+                depth > 0,
+                "expected a generation block before endgeneration, found none"
+            );
+            depth -= 1;
+            text.push_str(&format!("{{%{left} endif %}}{END}{{% endwith {right}%}}"));
+        }
+        marks_generation = true;
+        copied = tag.span.end;
+    }
+    if depth > 0 {
+        bail!("expected endgeneration after every generation block, found the template's end");
+    }
+    text.push_str(&source[copied..]);
+    Ok(Rewritten {
+        text,
+        marks_generation,
+    })
+}
+
+/// Takes the marks out of a rendered text and says where they stood.
+///
+/// # Errors
+/// Marks that don't pair up, as when a template cuts or doubles what a block rendered.
+pub fn take_marks(marked: &str) -> RowResult<Rendered> {
+    let mut text = String::with_capacity(marked.len());
+    let mut generated: Vec<Range<usize>> = Vec::new();
+    let (mut depth, mut start) = (0_usize, 0);
+    let mut balanced = true;
+    for piece in marked.split_inclusive([START, END]) {
+        let Some(mark) = piece
+            .chars()
+            .next_back()
+            .filter(|c| [START, END].contains(c))
+        else {
+            text.push_str(piece);
+            continue;
+        };
+        text.push_str(&piece[..piece.len() - mark.len_utf8()]);
+        if mark == START {
+            if depth == 0 {
+                start = text.len();
+            }
+            depth += 1;
+        } else if depth == 0 {
+            balanced = false;
+        } else {
+            depth -= 1;
+            if depth == 0 && start < text.len() {
+                generated.push(start..text.len());
+            }
+        }
+    }
+    if balanced && depth == 0 {
+        return Ok(Rendered {
+            text,
+            generated: Some(generated),
+        });
+    }
+    Err(RowProblem::new(
+        Reason::TemplateRefusal,
+        "expected whole generation blocks in what the chat template renders, found one cut in two",
+    ))
+}
+
+/// A `{% … %}` of a template.
+struct Tag {
+    span: Range<usize>,
+}
+
+impl Tag {
+    fn inner<'a>(&self, source: &'a str) -> &'a str {
+        &source[self.span.start + 2..self.span.end - 2]
+    }
+
+    fn name<'a>(&self, source: &'a str) -> &'a str {
+        let inner = self.inner(source);
+        inner
+            .trim_start_matches(['-', '+'])
+            .trim_end_matches(['-', '+'])
+            .trim()
+    }
+
+    /// The whitespace control at the tag's outer edges.
+    fn trims<'a>(&self, source: &'a str) -> (&'a str, &'a str) {
+        let inner = self.inner(source);
+        let left = inner.len() - inner.trim_start_matches(['-', '+']).len();
+        let right = inner.trim_end_matches(['-', '+']).len();
+        (&inner[..left], &inner[right..])
+    }
+}
+
+/// Every block tag outside comments, expressions and raw blocks. An unclosed one ends the list;
+/// the engine reports it better than this scan could.
+fn tags(source: &str) -> Vec<Tag> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    let mut raw = false;
+    while let Some(open) = source[at..].find('{').map(|i| at + i) {
+        let rest = &source[open..];
+        let end = if rest.starts_with("{%") {
+            expression_end(source, open + 2, "%}")
+        } else if raw {
+            Some(open + 1)
+        } else if rest.starts_with("{#") {
+            rest.find("#}").map(|i| open + i + 2)
+        } else if rest.starts_with("{{") {
+            expression_end(source, open + 2, "}}")
+        } else {
+            Some(open + 1)
+        };
+        let Some(end) = end else { break };
+        at = end;
+        if !rest.starts_with("{%") {
+            continue;
+        }
+        let tag = Tag { span: open..end };
+        match tag.name(source) {
+            "endraw" => raw = false,
+            "raw" => raw = true,
+            _ if raw => at = open + 2,
+            _ => found.push(tag),
+        }
+    }
+    found
+}
+
+/// The end of an expression: `close` outside strings and braces.
+fn expression_end(source: &str, from: usize, close: &str) -> Option<usize> {
+    let bytes = source.as_bytes();
+    let (mut at, mut depth) = (from, 0_usize);
+    let mut quote = None;
+    while at < bytes.len() {
+        match (bytes[at], quote) {
+            (b'\\', Some(_)) => at += 1,
+            (b, Some(q)) if b == q => quote = None,
+            (_, Some(_)) => {}
+            (b'\'' | b'"', None) => quote = Some(bytes[at]),
+            (b'{', None) => depth += 1,
+            (b'}', None) if depth > 0 => depth -= 1,
+            _ if depth == 0 && bytes[at..].starts_with(close.as_bytes()) => {
+                return Some(at + close.len());
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_real_tags_are_rewritten() {
+        let quiet = [
+            "{# {% generation %} #}",
+            "{% raw %}{% generation %}{{ x }}{% endraw %}",
+            "{{ '{% generation %}' }}",
+            "{{ {'a': {'b': '}}'}} }}{% set x = '%}' %}",
+            "{ {% if a %}}}{% endif %}",
+        ];
+        for source in quiet {
+            let found = rewrite(source).unwrap();
+            assert_eq!(
+                (found.text.as_str(), found.marks_generation),
+                (source, false)
+            );
+        }
+        let found = rewrite("a {%- generation +%}x{% endgeneration -%} b").unwrap();
+        assert_eq!(
+            found.text,
+            format!("a {{%- with %}}{START}{{% if true +%}}x{{% endif %}}{END}{{% endwith -%}} b")
+        );
+    }
+
+    #[test]
+    fn marks_come_out_as_ranges() {
+        let marked = format!("é{START}ab{START}c{END}{END}d{START}{END}{START}e{END}");
+        let found = take_marks(&marked).unwrap();
+        assert_eq!(found.text, "éabcde");
+        assert_eq!(found.generated, Some(vec![2..5, 6..7]));
+        for cut in [
+            format!("{START}a"),
+            format!("a{END}"),
+            format!("{END}a{START}"),
+        ] {
+            assert!(take_marks(&cut).is_err());
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! The tokenizer of a checkpoint folder: text to ids with byte offsets, special tokens, and the
+//! fingerprint that says whether two folders hold the same tokenizer.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Map, Value};
+use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
+
+use super::problem::{RowProblem, RowResult};
+use crate::canonical;
+
+/// The special tokens a chat template knows by name.
+const SPECIAL_NAMES: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// A checkpoint's tokenizer, made to lose nothing: no truncation, no padding, no random merges,
+/// offsets that include whitespace.
+#[derive(Debug)]
+pub struct TextTokenizer {
+    tokenizer: Tokenizer,
+    folder: PathBuf,
+    fingerprint: String,
+    vocab_size: usize,
+    special: Vec<(String, String)>,
+    config_template: Option<Value>,
+    bos: Option<i32>,
+    eos: Option<i32>,
+    stops: Vec<i32>,
+    added: HashSet<i32>,
+    control: ControlTokens,
+}
+
+/// A text as tokens.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Encoded {
+    pub ids: Vec<i32>, // (T)
+    /// Bytes of the text each token stands for, (T). Tokens that share a character share its
+    /// range; a token that stands for no text has an empty one.
+    pub offsets: Vec<(usize, usize)>,
+}
+
+impl TextTokenizer {
+    /// Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`, `config.json` and
+    /// `generation_config.json`.
+    ///
+    /// # Errors
+    /// A missing or broken file, or a tokenizer whose ids are random.
+    pub fn load(folder: &Path) -> Result<TextTokenizer> {
+        let path = folder.join("tokenizer.json");
+        let mut tokenizer = read_tokenizer(&path)?;
+        let fingerprint = fingerprint(&tokenizer)?;
+        refuse_dropout(&tokenizer).with_context(|| path.display().to_string())?;
+        keep_everything(&mut tokenizer).with_context(|| path.display().to_string())?;
+
+        let mut config = read_object(&folder.join("tokenizer_config.json"))?;
+        let special = special_tokens(&config)
+            .with_context(|| folder.join("tokenizer_config.json").display().to_string())?;
+        let id_of = |name: &str| {
+            let (_, text) = special.iter().find(|(n, _)| n == name)?;
+            i32::try_from(tokenizer.token_to_id(text)?).ok()
+        };
+        let (bos, eos) = (id_of("bos_token"), id_of("eos_token"));
+        let vocab = tokenizer.get_vocab(true);
+        let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
+        ensure!(
+            vocab_size > 0 && i32::try_from(vocab_size).is_ok(),
+            "{}: expected 1 to 2^31 tokens, found {vocab_size}",
+            path.display()
+        );
+        let added = tokenizer.get_added_tokens_decoder();
+        Ok(TextTokenizer {
+            control: ControlTokens::new(added.values()),
+            added: added.keys().map(|&id| id as i32).collect(),
+            stops: stop_ids(folder)?,
+            config_template: config.remove("chat_template"),
+            folder: folder.to_path_buf(),
+            tokenizer,
+            fingerprint,
+            vocab_size,
+            special,
+            bos,
+            eos,
+        })
+    }
+
+    /// Highest token id + 1.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// See [`tokenizer_fingerprint`].
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub fn bos(&self) -> Option<i32> {
+        self.bos
+    }
+
+    pub fn eos(&self) -> Option<i32> {
+        self.eos
+    }
+
+    /// Ids at which the model stops, by config.json and generation_config.json; empty where
+    /// neither says so.
+    pub fn stops(&self) -> &[i32] {
+        &self.stops
+    }
+
+    /// Whether `id` is an added token, special or not.
+    pub fn is_added(&self, id: i32) -> bool {
+        self.added.contains(&id)
+    }
+
+    /// Special tokens by the name a template knows them by.
+    pub fn special_tokens(&self) -> &[(String, String)] {
+        &self.special
+    }
+
+    /// `chat_template` of tokenizer_config.json, as it stands there.
+    pub fn config_template(&self) -> Option<&Value> {
+        self.config_template.as_ref()
+    }
+
+    /// The token's text in the vocabulary.
+    pub fn token(&self, id: i32) -> Option<String> {
+        self.tokenizer.id_to_token(u32::try_from(id).ok()?)
+    }
+
+    /// A special token written out in `text`, if there is one.
+    pub fn control_token_in(&self, text: &str) -> Option<&str> {
+        self.control.find(text)
+    }
+
+    /// Tokens of a text that already holds its special tokens, as a rendered chat does.
+    ///
+    /// # Errors
+    /// The tokenizer fails on the text.
+    pub fn encode_rendered(&self, text: &str) -> RowResult<Encoded> {
+        self.encode(text, false)
+    }
+
+    /// Tokens of a plain text, with the special tokens that the tokenizer puts around one.
+    ///
+    /// # Errors
+    /// The tokenizer fails on the text.
+    pub fn encode_plain(&self, text: &str) -> RowResult<Encoded> {
+        self.encode(text, true)
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool) -> RowResult<Encoded> {
+        let encoding = self
+            .tokenizer
+            .encode(text, add_special_tokens)
+            .map_err(|e| RowProblem::unusable(format!("expected text the tokenizer takes, found {e}")))?;
+        Ok(Encoded {
+            ids: encoding.get_ids().iter().map(|&id| id as i32).collect(),
+            offsets: encoding.get_offsets().to_vec(),
+        })
+    }
+}
+
+/// The hash of a tokenizer's content: vocabulary, merges, added tokens, normaliser and
+/// pre-tokeniser. Not of the file's bytes, so a re-saved tokenizer keeps it; what only changes
+/// decoding, offsets or the tokens put around a text is left out.
+///
+/// # Errors
+/// A missing or broken tokenizer.json.
+pub fn tokenizer_fingerprint(folder: &Path) -> Result<String> {
+    fingerprint(&read_tokenizer(&folder.join("tokenizer.json"))?)
+}
+
+fn fingerprint(tokenizer: &Tokenizer) -> Result<String> {
+    let mut value = serde_json::to_value(tokenizer)?;
+    for key in ["version", "truncation", "padding", "decoder", "post_processor"] {
+        value.as_object_mut().map(|o| o.remove(key));
+    }
+    value["model"].as_object_mut().map(|m| m.remove("dropout"));
+    for token in value["added_tokens"].as_array_mut().into_iter().flatten() {
+        token.as_object_mut().map(|t| t.remove("special"));
+    }
+    drop_key(&mut value["pre_tokenizer"], "trim_offsets");
+    Ok(canonical::fingerprint(&value))
+}
+
+fn drop_key(value: &mut Value, key: &str) {
+    match value {
+        Value::Object(object) => {
+            object.remove(key);
+            object.values_mut().for_each(|v| drop_key(v, key));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|v| drop_key(v, key)),
+        _ => {}
+    }
+}
+
+fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let bytes = std::fs::read(path).with_context(|| {
+        format!("{}: can't read; expected a folder with the tokenizer of a checkpoint", path.display())
+    })?;
+    Tokenizer::from_bytes(&bytes)
+        .map_err(|e| anyhow!("{}: expected a Hugging Face tokenizer, found {e}", path.display()))
+}
+
+fn refuse_dropout(tokenizer: &Tokenizer) -> Result<()> {
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else {
+        return Ok(());
+    };
+    match model.dropout.filter(|&d| d > 0.0) {
+        None => Ok(()),
+        Some(dropout) => bail!(
+            "expected a BPE without dropout, found dropout {dropout}, which makes ids random; set model.dropout to null"
+        ),
+    }
+}
+
+fn keep_everything(tokenizer: &mut Tokenizer) -> Result<()> {
+    tokenizer.with_truncation(None).map_err(|e| anyhow!("{e}"))?;
+    tokenizer.with_padding(None);
+    let Some(post_processor) = tokenizer.get_post_processor() else {
+        return Ok(());
+    };
+    let mut value = serde_json::to_value(post_processor)?;
+    // With trim_offsets, tokens that begin with a space would not cover it, and tokens of
+    // whitespace alone would stand nowhere: a mask from offsets would miss them.
+    if set_false(&mut value, "trim_offsets") {
+        let whole: PostProcessorWrapper = serde_json::from_value(value)?;
+        tokenizer.with_post_processor(Some(whole));
+    }
+    Ok(())
+}
+
+/// Whether anything changed.
+fn set_false(value: &mut Value, key: &str) -> bool {
+    match value {
+        Value::Object(object) => {
+            let mut changed = false;
+            for (k, v) in object {
+                if k == key && *v == Value::Bool(true) {
+                    *v = Value::Bool(false);
+                    changed = true;
+                } else {
+                    changed |= set_false(v, key);
+                }
+            }
+            changed
+        }
+        Value::Array(items) => items.iter_mut().fold(false, |c, v| set_false(v, key) | c),
+        _ => false,
+    }
+}
+
+/// An optional JSON file; empty when absent.
+fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
+        Err(e) => return Err(e).with_context(|| format!("{}: can't read", path.display())),
+    };
+    serde_json::from_slice(&bytes)
+        .with_context(|| format!("{}: expected a JSON object", path.display()))
+}
+
+fn special_tokens(config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    for name in SPECIAL_NAMES {
+        let text = match config.get(name) {
+            None | Some(Value::Null) => continue,
+            Some(Value::String(text)) => text,
+            Some(token) => token["content"].as_str().with_context(|| {
+                format!("{name}: expected a string or a token with content, found {token}")
+            })?,
+        };
+        found.push((name.to_owned(), text.to_owned()));
+    }
+    Ok(found)
+}
+
+fn stop_ids(folder: &Path) -> Result<Vec<i32>> {
+    let mut stops = Vec::new();
+    for file in ["config.json", "generation_config.json"] {
+        let config = read_object(&folder.join(file))?;
+        let ids = match config.get("eos_token_id") {
+            Some(Value::Array(ids)) => ids.clone(),
+            Some(id) => vec![id.clone()],
+            None => continue,
+        };
+        let ids = ids.iter().filter_map(Value::as_i64);
+        stops.extend(ids.filter_map(|id| i32::try_from(id).ok()));
+    }
+    stops.sort_unstable();
+    stops.dedup();
+    Ok(stops)
+}
+
+/// Finds special tokens written out in a text.
+#[derive(Debug)]
+struct ControlTokens {
+    /// Text, and whether a normaliser may change its case on the way.
+    tokens: Vec<(String, bool)>,
+    first: [bool; 256],
+}
+
+impl ControlTokens {
+    fn new<'a>(added: impl Iterator<Item = &'a tokenizers::AddedToken>) -> ControlTokens {
+        let special = added.filter(|t| t.special && !t.content.is_empty());
+        let mut tokens: Vec<_> = special.map(|t| (t.content.clone(), t.normalized)).collect();
+        tokens.sort();
+        let mut first = [false; 256];
+        for (text, any_case) in &tokens {
+            let byte = text.as_bytes()[0];
+            first[byte as usize] = true;
+            if *any_case {
+                first[byte.to_ascii_lowercase() as usize] = true;
+                first[byte.to_ascii_uppercase() as usize] = true;
+            }
+        }
+        ControlTokens { tokens, first }
+    }
+
+    fn find(&self, text: &str) -> Option<&str> {
+        let bytes = text.as_bytes();
+        let starts = (0..bytes.len()).filter(|&i| self.first[bytes[i] as usize]);
+        for start in starts {
+            let rest = &bytes[start..];
+            let stands_here = |(token, any_case): &&(String, bool)| {
+                let token = token.as_bytes();
+                rest.starts_with(token)
+                    || (*any_case
+                        && rest.len() >= token.len()
+                        && rest[..token.len()].eq_ignore_ascii_case(token))
+            };
+            if let Some((token, _)) = self.tokens.iter().find(stands_here) {
+                return Some(token);
+            }
+        }
+        None
+    }
+}
