@@ -1,11 +1,14 @@
 //! One file per command. A command does its work and hands back an [`Outcome`]; `main` prints it.
 
+pub mod prepare;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
 use serde_json::Value;
 
 use crate::cli::{Cli, Command};
+use crate::config::{PrepareSettings, join};
 
 /// What a command found out: the same facts as text for people and as one JSON object.
 #[derive(Debug)]
@@ -47,7 +50,10 @@ pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
     let _ = (&cli.command, interrupt);
     match cli.command {
         Command::Run(_) => todo!(),
-        Command::Prepare(_) => todo!(),
+        Command::Prepare(command) => {
+            let args = join(command.config.as_deref(), "prepare", &command.options)?;
+            prepare::prepare(PrepareSettings::resolve(args)?, interrupt)
+        }
         Command::Score(_) => todo!(),
         Command::Verify(_) => todo!(),
         Command::Status(_) => todo!(),

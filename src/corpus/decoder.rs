@@ -115,7 +115,9 @@ fn byte_of(c: char) -> Option<u8> {
         return Some(code as u8);
     }
     let nth = code.checked_sub(0x100)? as usize;
-    (0..=255_u8).filter(|&b| !is_printable(u32::from(b))).nth(nth)
+    (0..=255_u8)
+        .filter(|&b| !is_printable(u32::from(b)))
+        .nth(nth)
 }
 
 fn is_printable(code: u32) -> bool {
@@ -161,7 +163,10 @@ mod tests {
 
     #[test]
     fn every_byte_has_its_character() {
-        let alphabet: Vec<char> = (0..0x144).filter_map(char::from_u32).filter(|&c| byte_of(c).is_some()).collect();
+        let alphabet: Vec<char> = (0..0x144)
+            .filter_map(char::from_u32)
+            .filter(|&c| byte_of(c).is_some())
+            .collect();
         let mut bytes: Vec<u8> = alphabet.iter().filter_map(|&c| byte_of(c)).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
@@ -177,7 +182,10 @@ mod tests {
             show(&mut bytes.to_vec(), &mut shown);
             shown
         };
-        assert_eq!(says("a\n\tb é\u{7f}\u{200b}".as_bytes()), "a↵⇥b é⟨u+007f⟩⟨u+200b⟩");
+        assert_eq!(
+            says("a\n\tb é\u{7f}\u{200b}".as_bytes()),
+            "a↵⇥b é⟨u+007f⟩⟨u+200b⟩"
+        );
         assert_eq!(says(&[0xc3]), "⟨c3⟩");
         assert_eq!(says(&[b'x', 0xe2, 0x82, 0xac, 0xe2, 0x82]), "x€⟨e2⟩⟨82⟩");
     }

@@ -1,14 +1,15 @@
 //! A source row's tokens and loss mask.
 
 use std::ops::Range;
+use std::slice;
 
+use super::Sequence;
 use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
 use super::rows::{Chat, SourceRow, TokenRow};
 use super::rules::LossRule;
 use super::spans::{SpanMask, span_mask};
 use super::template::{ChatTemplate, ChatValues, Rendered, Until};
 use super::tokenizer::{Encoded, TextTokenizer};
-use super::Sequence;
 
 /// A row as it goes into a corpus shard, with remarks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -45,7 +46,10 @@ impl RowEncoder {
                 self.text(&(prompt + &completion), trained_from)?
             }
             SourceRow::Chat(chat) => {
-                let template = self.template.as_ref().expect("loaded for every run of chats");
+                let template = self
+                    .template
+                    .as_ref()
+                    .expect("loaded for every run of chats");
                 encode_chat(self.tokenizer(), template, &chat, self.loss)?
             }
         };
@@ -78,7 +82,12 @@ impl RowEncoder {
         let id = |(t, &id): (usize, &i64)| {
             i32::try_from(id).map_err(|_| outside(id, t, self.vocab_size))
         };
-        let tokens = row.ids.iter().enumerate().map(id).collect::<RowResult<_>>()?;
+        let tokens = row
+            .ids
+            .iter()
+            .enumerate()
+            .map(id)
+            .collect::<RowResult<_>>()?;
         Ok(TokenisedRow {
             tokens,
             loss_mask,
@@ -94,7 +103,7 @@ impl RowEncoder {
         let encoded = tokenizer.encode_plain(text)?;
         let masked = match trained_from {
             0 => all_trained(&encoded),
-            from => span_mask(&encoded.offsets, &[from..text.len()]),
+            from => span_mask(&encoded.offsets, slice::from_ref(&(from..text.len()))),
         };
         note_straddlers(&encoded, &masked, text, &mut findings);
         let (mut tokens, mut loss_mask) = (encoded.ids, masked.loss_mask);
@@ -115,7 +124,9 @@ impl RowEncoder {
             .special_tokens()
             .iter()
             .find(|(name, _)| name == "eos_token")
-            .map_or(text, |(_, eos)| text.strip_suffix(eos.as_str()).unwrap_or(text));
+            .map_or(text, |(_, eos)| {
+                text.strip_suffix(eos.as_str()).unwrap_or(text)
+            });
         if let Some(control) = tokenizer.control_token_in(inner) {
             findings.push(Finding {
                 lint: Lint::ControlTokenInText,
@@ -133,7 +144,10 @@ impl RowEncoder {
     /// What must hold for a row of any format.
     fn check(&self, row: &mut TokenisedRow) -> RowResult<()> {
         let vocabulary = 0..self.vocab_size as i64;
-        let outside_at = row.tokens.iter().position(|&id| !vocabulary.contains(&i64::from(id)));
+        let outside_at = row
+            .tokens
+            .iter()
+            .position(|&id| !vocabulary.contains(&i64::from(id)));
         if let Some(t) = outside_at {
             return Err(outside(i64::from(row.tokens[t]), t, self.vocab_size));
         }
@@ -155,7 +169,9 @@ impl RowEncoder {
         if sequence.rows().next().is_none() {
             return Err(RowProblem::new(
                 Reason::NoScoredPosition,
-                format!("expected a trained token after the first one, found none in {length} tokens"),
+                format!(
+                    "expected a trained token after the first one, found none in {length} tokens"
+                ),
             ));
         }
         Ok(())
@@ -309,7 +325,10 @@ fn all_trained(encoded: &Encoded) -> SpanMask {
 fn outside(id: i64, t: usize, vocab_size: usize) -> RowProblem {
     RowProblem::new(
         Reason::IdOutsideVocabulary,
-        format!("expected token ids from 0 to {}, found {id} at token {t}", vocab_size - 1),
+        format!(
+            "expected token ids from 0 to {}, found {id} at token {t}",
+            vocab_size - 1
+        ),
     )
 }
 
@@ -349,7 +368,11 @@ fn note_end(tokenizer: &TextTokenizer, row: &mut TokenisedRow) {
     row.findings.push(Finding {
         lint: Lint::EndNotTrained,
         count: 1,
-        example: format!("ends with {} (id {id}), stops at {:?}", quoted(&text), tokenizer.stops()),
+        example: format!(
+            "ends with {} (id {id}), stops at {:?}",
+            quoted(&text),
+            tokenizer.stops()
+        ),
     });
 }
 

@@ -3,16 +3,33 @@
 //! Architecture invariant: nothing here writes a file, draws, or knows a model. What is read and
 //! tokenised is handed on as values; `store` puts it on disk.
 
+mod decoder;
+mod encode;
 mod json;
+mod pipeline;
+mod probes;
 mod problem;
 mod rows;
 mod rules;
 mod source;
+mod spans;
+mod summary;
 mod template;
+mod tokenizer;
 
 use anyhow::{Result, ensure};
 
+pub use decoder::Decoder;
+pub use encode::{TokenisedRow, encode_chat};
+pub use pipeline::{CorpusMaker, CorpusPlan, Sink, Step, Watch};
+pub use probes::Probes;
+pub use problem::{Finding, Lint, Reason, RowProblem, RowResult};
+pub use rows::Chat;
 pub use rules::{Format, LossRule, OnProblem};
+pub use source::{SourceFile, hash_files};
+pub use summary::{Counted, Lengths, Summary};
+pub use template::{ChatTemplate, ChatValues, Rendered, Until};
+pub use tokenizer::{Encoded, TextTokenizer, tokenizer_fingerprint};
 
 /// The arrays of one corpus shard, sequences laid end to end.
 #[derive(Clone, Copy, Debug)]

@@ -19,7 +19,10 @@ pub struct Probes {
 impl Probes {
     pub fn render(tokenizer: &TextTokenizer, template: &ChatTemplate) -> Probes {
         let probe = |messages: Value| {
-            let asks = messages.as_array().and_then(|m| m.last()).is_some_and(|m| m["role"] == "user");
+            let asks = messages
+                .as_array()
+                .and_then(|m| m.last())
+                .is_some_and(|m| m["role"] == "user");
             match rendered(tokenizer, template, &messages, asks) {
                 Some((text, ids)) => json!({
                     "messages": messages, "add_generation_prompt": asks, "text": text, "ids": ids,
@@ -69,12 +72,27 @@ fn chats() -> Vec<Value> {
     let system = |text: &str| json!({"role": "system", "content": text});
     vec![
         json!([user("What is 2 + 3?"), assistant("2 + 3 = 5.")]),
-        json!([system("Answer in one word."), user("Capital of France?"), assistant("Paris")]),
-        json!([user("Hi"), assistant("Hello!"), user("Again?"), assistant("Hello again!")]),
+        json!([
+            system("Answer in one word."),
+            user("Capital of France?"),
+            assistant("Paris")
+        ]),
+        json!([
+            user("Hi"),
+            assistant("Hello!"),
+            user("Again?"),
+            assistant("Hello again!")
+        ]),
         json!([user("Say something.")]),
         json!([system("Be brief."), user("Why?")]),
-        json!([user("  spaces, a tab\t and\n\nlines \n"), assistant("\n kept? \n")]),
+        json!([
+            user("  spaces, a tab\t and\n\nlines \n"),
+            assistant("\n kept? \n")
+        ]),
         json!([user("naïve café — 東京 🙂"), assistant("ÅÄÖ ½ 👩‍🚀")]),
-        json!([user("Think."), assistant("<think>\nFirst.\n</think>\n\nDone.")]),
+        json!([
+            user("Think."),
+            assistant("<think>\nFirst.\n</think>\n\nDone.")
+        ]),
     ]
 }

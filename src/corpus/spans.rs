@@ -104,7 +104,10 @@ mod tests {
 
     #[test]
     fn straddlers_are_not_trained() {
-        let found = span_mask(&[(0, 3), (3, 5), (5, 8), (8, 9)], &[4..8]);
+        let found = span_mask(
+            &[(0, 3), (3, 5), (5, 8), (8, 9)],
+            std::slice::from_ref(&(4..8)),
+        );
         assert_eq!(found.loss_mask, [0, 0, 1, 0]);
         assert_eq!(found.straddlers, [1]);
     }

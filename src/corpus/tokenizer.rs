@@ -140,6 +140,11 @@ impl TextTokenizer {
         self.tokenizer.id_to_token(u32::try_from(id).ok()?)
     }
 
+    /// The id of a token of the vocabulary.
+    pub fn id(&self, token: &str) -> Option<i32> {
+        i32::try_from(self.tokenizer.token_to_id(token)?).ok()
+    }
+
     /// A special token written out in `text`, if there is one.
     pub fn control_token_in(&self, text: &str) -> Option<&str> {
         self.control.find(text)
@@ -165,7 +170,9 @@ impl TextTokenizer {
         let encoding = self
             .tokenizer
             .encode(text, add_special_tokens)
-            .map_err(|e| RowProblem::unusable(format!("expected text the tokenizer takes, found {e}")))?;
+            .map_err(|e| {
+                RowProblem::unusable(format!("expected text the tokenizer takes, found {e}"))
+            })?;
         Ok(Encoded {
             ids: encoding.get_ids().iter().map(|&id| id as i32).collect(),
             offsets: encoding.get_offsets().to_vec(),
@@ -185,7 +192,13 @@ pub fn tokenizer_fingerprint(folder: &Path) -> Result<String> {
 
 fn fingerprint(tokenizer: &Tokenizer) -> Result<String> {
     let mut value = serde_json::to_value(tokenizer)?;
-    for key in ["version", "truncation", "padding", "decoder", "post_processor"] {
+    for key in [
+        "version",
+        "truncation",
+        "padding",
+        "decoder",
+        "post_processor",
+    ] {
         value.as_object_mut().map(|o| o.remove(key));
     }
     value["model"].as_object_mut().map(|m| m.remove("dropout"));
@@ -209,10 +222,17 @@ fn drop_key(value: &mut Value, key: &str) {
 
 fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     let bytes = std::fs::read(path).with_context(|| {
-        format!("{}: can't read; expected a folder with the tokenizer of a checkpoint", path.display())
+        format!(
+            "{}: can't read; expected a folder with the tokenizer of a checkpoint",
+            path.display()
+        )
     })?;
-    Tokenizer::from_bytes(&bytes)
-        .map_err(|e| anyhow!("{}: expected a Hugging Face tokenizer, found {e}", path.display()))
+    Tokenizer::from_bytes(&bytes).map_err(|e| {
+        anyhow!(
+            "{}: expected a Hugging Face tokenizer, found {e}",
+            path.display()
+        )
+    })
 }
 
 fn refuse_dropout(tokenizer: &Tokenizer) -> Result<()> {
@@ -228,7 +248,9 @@ fn refuse_dropout(tokenizer: &Tokenizer) -> Result<()> {
 }
 
 fn keep_everything(tokenizer: &mut Tokenizer) -> Result<()> {
-    tokenizer.with_truncation(None).map_err(|e| anyhow!("{e}"))?;
+    tokenizer
+        .with_truncation(None)
+        .map_err(|e| anyhow!("{e}"))?;
     tokenizer.with_padding(None);
     let Some(post_processor) = tokenizer.get_post_processor() else {
         return Ok(());

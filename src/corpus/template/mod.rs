@@ -5,7 +5,9 @@ mod python;
 
 use std::ops::Range;
 
-use anyhow::{Result, anyhow};
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
@@ -13,6 +15,7 @@ use serde_json::Value as Json;
 
 use super::problem::{Reason, RowProblem, RowResult};
 use super::rows::Chat;
+use super::tokenizer::TextTokenizer;
 
 /// Steps a template may take for one chat; a runaway loop ends here instead of never.
 const FUEL: u64 = 20_000_000;
@@ -22,6 +25,7 @@ const NAME: &str = "chat_template";
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
+    source: String,
     variables: Vec<(String, Value)>,
     marks_generation: bool,
 }
@@ -76,6 +80,25 @@ pub enum Until {
 }
 
 impl ChatTemplate {
+    /// The template of a checkpoint: `file` where one is given, else the folder's
+    /// chat_template.jinja, else `chat_template` of its tokenizer_config.json.
+    ///
+    /// # Errors
+    /// No template in any of these places, or one that doesn't parse.
+    pub fn load(
+        tokenizer: &TextTokenizer,
+        file: Option<&Path>,
+        args: &[(String, Json)],
+    ) -> Result<ChatTemplate> {
+        let (place, source) = find_source(tokenizer, file)?;
+        ChatTemplate::new(&source, tokenizer.special_tokens(), args).context(place)
+    }
+
+    /// The template as it was read.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Compiles `source`. Variables are the special tokens by name (`bos_token`), overridden by
     /// the user's arguments.
     ///
@@ -86,9 +109,9 @@ impl ChatTemplate {
         special_tokens: &[(String, String)],
         args: &[(String, Json)],
     ) -> Result<ChatTemplate> {
-        let source = generation::rewrite(source)?;
+        let rewritten = generation::rewrite(source)?;
         let mut env = environment();
-        env.add_template_owned(NAME, source.text)
+        env.add_template_owned(NAME, rewritten.text)
             .map_err(|e| anyhow!("expected a chat template in Jinja, found {e}"))?;
         let tokens = special_tokens.iter();
         let mut variables: Vec<_> = tokens
@@ -101,8 +124,9 @@ impl ChatTemplate {
         }
         Ok(ChatTemplate {
             env,
+            source: source.to_owned(),
             variables,
-            marks_generation: source.marks_generation,
+            marks_generation: rewritten.marks_generation,
         })
     }
 
@@ -133,6 +157,34 @@ impl ChatTemplate {
             });
         }
         generation::take_marks(&marked)
+    }
+}
+
+/// Where the template was found, and its text.
+fn find_source(tokenizer: &TextTokenizer, file: Option<&Path>) -> Result<(String, String)> {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path)
+            .map(|source| (path.display().to_string(), source))
+            .with_context(|| format!("{}: can't read the chat template", path.display()))
+    };
+    if let Some(file) = file {
+        return read(file);
+    }
+    let beside = tokenizer.folder().join("chat_template.jinja");
+    if beside.exists() {
+        return read(&beside);
+    }
+    let config = tokenizer.folder().join("tokenizer_config.json");
+    let config = config.display();
+    match tokenizer.config_template() {
+        Some(Json::String(source)) => Ok((format!("{config}: chat_template"), source.clone())),
+        Some(Json::Array(_)) => bail!(
+            "{config}: expected one chat_template, found a list of several; give one with --chat-template"
+        ),
+        _ => bail!(
+            "{config}: expected a chat_template, found none, and no chat_template.jinja beside it; \
+             give one with --chat-template"
+        ),
     }
 }
 
@@ -215,7 +267,10 @@ mod tests {
             {%- generation -%}\n {{ m.content }}<e>\n{%- endgeneration %}\n{% else %}U:{{ m.content }}\n{% endif %}{% endfor %}";
         let found = render(source, hi()).unwrap();
         assert_eq!(found.text, "U:Hi\nA:Yo<e>");
-        assert_eq!(found.generated, Some(vec![7..12]));
+        assert_eq!(
+            found.generated.as_deref(),
+            Some(std::slice::from_ref(&(7..12)))
+        );
     }
 
     #[test]
