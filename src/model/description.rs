@@ -140,7 +140,17 @@ impl Description {
         self.could_use.iter().any(|pattern| matches(pattern, name))
     }
 
-    /// Most outputs of a projection in any layer, by kind.
+    /// Largest inner size of any product.
+    pub fn inner_max(&self) -> usize {
+        let of_layer = |l: &Layer| l.projections().map(Projection::inputs).into_iter().max();
+        self.widest(|l| of_layer(l).unwrap_or(0)).max(self.hidden)
+    }
+
+    pub fn head_dim_max(&self) -> usize {
+        self.widest(|l| l.attention.head_dim)
+    }
+
+    /// The most in any layer of what `of` tells of one.
     pub fn widest(&self, of: impl Fn(&Layer) -> usize) -> usize {
         self.layers.iter().map(of).max().unwrap_or(0)
     }

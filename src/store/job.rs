@@ -54,7 +54,8 @@ impl PlannedShard {
         self.end_sequence.saturating_sub(self.first_sequence)
     }
 
-    pub(super) fn range(&self) -> std::ops::Range<usize> {
+    /// The sequences, inside the corpus shard.
+    pub fn range(&self) -> std::ops::Range<usize> {
         self.first_sequence as usize..self.end_sequence as usize
     }
 }

@@ -81,13 +81,16 @@ impl CpuWeight {
 pub struct Cpu;
 
 impl Cpu {
-    /// Bytes of scratch that the products and attention of all threads grow to.
+    /// Bytes of scratch that all threads together grow to, for products of inner size up to
+    /// `inner_max` and heads up to `head_dim`.
     pub fn scratch_bytes(inner_max: usize, head_dim: usize) -> usize {
         let thread = linear::scratch_elements(inner_max) + attention::scratch_elements(head_dim);
-        // gemm packs a block of each side besides.
-        rayon::current_num_threads() * thread * size_of::<f32>() * 2
+        rayon::current_num_threads() * (thread * size_of::<f32>() + GEMM_SCRATCH_BYTES)
     }
 }
+
+/// What the gemm crate keeps in a thread for its own packed blocks: up to its cache sizes.
+const GEMM_SCRATCH_BYTES: usize = 4 << 20;
 
 impl Backend for Cpu {
     type Tensor = Activations;

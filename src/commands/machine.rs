@@ -1,0 +1,89 @@
+//! What this machine has to offer, and what this build is.
+
+use std::fs;
+use std::path::PathBuf;
+
+use etcetera::BaseStrategy;
+use serde_json::{Value, json};
+
+use crate::model::{FileHashes, HashCache};
+use crate::store::{FileParts, LocalDisk, Store};
+
+/// Bytes of memory that can be had without pushing anything out: the least of what the system
+/// and the control group have left. `None` where neither tells.
+pub fn memory_available() -> Option<u64> {
+    [system_memory(), group_memory()]
+        .into_iter()
+        .flatten()
+        .min()
+}
+
+fn system_memory() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn group_memory() -> Option<u64> {
+    let number = |name: &str| -> Option<u64> {
+        let text = fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
+        text.trim().parse().ok()
+    };
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+}
+
+/// Which kdscore this is: version and, where it was built from a checkout, the commit.
+pub fn build() -> Value {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": option_env!("KDSCORE_COMMIT").unwrap_or("unknown"),
+    })
+}
+
+/// A name for this process that no other running one has, for the log.
+pub fn worker_name() -> String {
+    let node = rustix::system::uname();
+    let host: String = node
+        .nodename()
+        .to_string_lossy()
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .collect();
+    format!("{host}-{}", std::process::id())
+}
+
+/// Hashes of weight files in the user's cache folder. Losing it costs only time, so a failure to
+/// write is passed over.
+#[derive(Debug)]
+pub struct UserCache {
+    folder: Option<PathBuf>,
+}
+
+impl UserCache {
+    pub fn open() -> UserCache {
+        let folder = etcetera::choose_base_strategy().ok();
+        UserCache {
+            folder: folder.map(|dirs| dirs.cache_dir().join("kdscore").join("weights")),
+        }
+    }
+}
+
+impl HashCache for UserCache {
+    fn get(&self, key: &str) -> Option<FileHashes> {
+        let path = self.folder.as_ref()?.join(format!("{key}.json"));
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
+
+    fn put(&self, key: &str, hashes: &FileHashes) {
+        let Some(folder) = &self.folder else { return };
+        let Ok(bytes) = serde_json::to_vec(hashes) else {
+            return;
+        };
+        let file = FileParts {
+            name: &format!("{key}.json"),
+            parts: &[&bytes],
+        };
+        let _ = LocalDisk::new(folder).put(&[file]);
+    }
+}
