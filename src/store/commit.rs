@@ -216,7 +216,7 @@ fn token_span(planned: &PlannedShard, view: &CorpusShard) -> std::ops::Range<usi
 }
 
 /// Tokens of the range.
-pub fn token_count(planned: &PlannedShard, view: &CorpusShard) -> u64 {
+pub(super) fn token_count(planned: &PlannedShard, view: &CorpusShard) -> u64 {
     token_span(planned, view).len() as u64
 }
 

@@ -9,21 +9,27 @@
 //! | `corpus`, `corpus_writer` | the token corpus |
 //! | `job`, `manifest` | what a scored set means, and the commit record of a shard |
 //! | `scored`, `commit`, `rows` | the scored set: opened, added to, read row by row |
+//! | `verify`, `check`, `shift` | the proof that a set is whole, undamaged and aligned |
+//! | `leftovers` | what nothing names, and damaged shards put aside |
 //!
 //! Architecture invariant: nothing outside this module creates, renames or removes a file, and
 //! nothing in it knows a model, a device or a flag.
 
 pub mod bytes;
+pub mod check;
 pub mod commit;
 pub mod corpus;
 pub mod corpus_writer;
 pub mod disk;
 pub mod fs;
 pub mod job;
+pub mod leftovers;
 pub mod manifest;
 pub mod npy;
 pub mod rows;
 pub mod scored;
+pub mod shift;
+pub mod verify;
 
 use std::fmt::Debug;
 use std::ops::Range;

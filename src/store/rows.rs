@@ -111,6 +111,11 @@ impl<'a> ScoredRows<'a> {
         })
     }
 
+    /// Ids are below this.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     pub fn target(&self, row: usize) -> i32 {
         self.targets.i32(row)
     }
@@ -150,11 +155,11 @@ impl<'a> ScoredRows<'a> {
         (tail / outside as f64).ln()
     }
 
-    pub fn logp_half_spacing(&self, value: f32) -> f64 {
+    pub(super) fn logp_half_spacing(&self, value: f32) -> f64 {
         self.logp.half_spacing(value)
     }
 
-    pub fn tail_half_spacing(&self, value: f32) -> f64 {
+    pub(super) fn tail_half_spacing(&self, value: f32) -> f64 {
         self.tail.half_spacing(value)
     }
 

@@ -193,8 +193,4 @@ impl ScoredShardFiles {
         let at = self.names.iter().position(|n| n == name)?;
         self.files.get(at)
     }
-
-    pub fn files(&self) -> &[NpyFile] {
-        &self.files
-    }
 }
