@@ -1,6 +1,15 @@
 //! One file per command. A command does its work and hands back an [`Outcome`]; `main` prints it.
 
-pub mod prepare;
+mod machine;
+mod prepare;
+mod run;
+mod score;
+mod show;
+mod status;
+mod teacher;
+mod text;
+mod try_teacher;
+mod verify;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +17,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use crate::cli::{Cli, Command};
-use crate::config::{PrepareSettings, join};
+use crate::config::{PrepareSettings, ScoreSettings, VerifySettings, join};
 
 /// What a command found out: the same facts as text for people and as one JSON object.
 #[derive(Debug)]
@@ -46,17 +55,26 @@ impl Interrupt {
 }
 
 /// Runs the one command that was asked for.
+///
+/// # Errors
+/// Whatever the command can't go on from; one message, made for a person.
 pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
-    let _ = (&cli.command, interrupt);
     match cli.command {
-        Command::Run(_) => todo!(),
+        Command::Run(args) => run::run(&args, interrupt),
         Command::Prepare(command) => {
             let args = join(command.config.as_deref(), "prepare", &command.options)?;
             prepare::prepare(PrepareSettings::resolve(args)?, interrupt)
         }
-        Command::Score(_) => todo!(),
-        Command::Verify(_) => todo!(),
-        Command::Status(_) => todo!(),
-        Command::Show(_) => todo!(),
+        Command::Score(command) => {
+            let args = join(command.config.as_deref(), "score", &command.options)?;
+            score::score(&ScoreSettings::resolve(args)?, interrupt)
+        }
+        Command::Verify(command) => {
+            let args = join(command.config.as_deref(), "verify", &command.options)?;
+            let settings = VerifySettings::resolve(args)?;
+            verify::verify(&settings, &teacher::fingerprint, interrupt)
+        }
+        Command::Status(args) => status::status(&args.out),
+        Command::Show(args) => show::show(&args),
     }
 }

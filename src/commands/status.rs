@@ -27,7 +27,11 @@ pub fn status(out: &Path) -> Result<Outcome> {
     let besides = set.besides()?;
     let mut lines = vec![
         format!("corpus     {}", set.job().corpus_path),
-        format!("shards     {} of {} committed, {left} left", done.len(), plan.len()),
+        format!(
+            "shards     {} of {} committed, {left} left",
+            done.len(),
+            plan.len()
+        ),
         format!("rows       {rows} ({tokens} tokens, {bytes} bytes)"),
     ];
     lines.extend(damaged.iter().map(|what| format!("damaged    {what}")));
@@ -52,6 +56,10 @@ pub fn status(out: &Path) -> Result<Outcome> {
             "leftovers": leftovers_json(&besides),
             "discarded_bytes": besides.discarded_bytes,
         }),
-        status: if left == 0 { Status::Done } else { Status::Unfinished },
+        status: if left == 0 {
+            Status::Done
+        } else {
+            Status::Unfinished
+        },
     })
 }

@@ -37,7 +37,10 @@ pub fn verify(
     let mut done = Vec::new();
     if settings.discard_damaged && !report.stopped {
         for shard in report.damaged_shards() {
-            done.push(format!("discarded  {shard}, now in {}", set.discard(shard)?));
+            done.push(format!(
+                "discarded  {shard}, now in {}",
+                set.discard(shard)?
+            ));
         }
     }
     if settings.clean && !report.stopped {
@@ -97,14 +100,28 @@ fn outcome(
     let mut lines = facts(set, report);
     lines.extend(done.iter().cloned());
     lines.extend(leftover_lines(set, &besides));
-    lines.extend(report.faults.iter().map(|what| format!("fault      {what}")));
-    lines.extend(report.damaged.iter().map(|d| format!("damaged    {}: {}", d.shard, d.what)));
+    lines.extend(
+        report
+            .faults
+            .iter()
+            .map(|what| format!("fault      {what}")),
+    );
+    lines.extend(
+        report
+            .damaged
+            .iter()
+            .map(|d| format!("damaged    {}: {}", d.shard, d.what)),
+    );
     lines.extend(missing_line(report));
     lines.push(verdict(settings, report));
     Ok(Outcome {
         text: lines.join("\n"),
         json: as_json(set, report, &besides, done),
-        status: if report.is_sound() { Status::Done } else { Status::Unfinished },
+        status: if report.is_sound() {
+            Status::Done
+        } else {
+            Status::Unfinished
+        },
     })
 }
 
@@ -123,13 +140,18 @@ fn facts(set: &ScoredSet, report: &Report) -> Vec<String> {
         ),
     ];
     if let (Some(logp), Some(tail)) = (report.mean_target_logp, report.mean_tail) {
-        lines.push(format!("mean       target log-prob {logp:.4}, tail {tail:.4}"));
+        lines.push(format!(
+            "mean       target log-prob {logp:.4}, tail {tail:.4}"
+        ));
     }
     for (provenance, shards) in &report.provenances {
         let text = canonical::to_canonical(provenance);
         lines.push(format!("made by    {text} ({shards} shards)"));
     }
-    for (step, paired) in [("before", report.shift.before), ("after", report.shift.after)] {
+    for (step, paired) in [
+        ("before", report.shift.before),
+        ("after", report.shift.after),
+    ] {
         if paired.pairs > 0 {
             lines.push(shift_line(step, &paired));
         }
@@ -157,7 +179,11 @@ pub(super) fn leftover_lines(set: &ScoredSet, besides: &Besides) -> Vec<String> 
             } else {
                 ""
             };
-            format!("leftover   {} ({} bytes{note})", set.place(&l.name), l.bytes)
+            format!(
+                "leftover   {} ({} bytes{note})",
+                set.place(&l.name),
+                l.bytes
+            )
         })
         .collect();
     if besides.discarded_bytes > 0 {
@@ -195,7 +221,9 @@ fn verdict(settings: &VerifySettings, report: &Report) -> String {
     if !report.damaged.is_empty() {
         let shards = report.damaged_shards().len();
         return match settings.discard_damaged {
-            true => format!("damaged: {shards} shards, moved aside; run the same score command again"),
+            true => {
+                format!("damaged: {shards} shards, moved aside; run the same score command again")
+            }
             false => format!(
                 "damaged: {shards} shards; `kdscore verify --discard-damaged` moves them aside, then the same score command makes them again"
             ),

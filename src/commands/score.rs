@@ -1,0 +1,582 @@
+//! `score`: the open shards of a scored set, one after another, until none is left.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::teacher::{OpenTeacher, open_teacher};
+use super::{Interrupt, Outcome, Status, machine, text};
+use crate::backend::cpu::Cpu;
+use crate::backend::{Backend, LogitRule};
+use crate::config::ScoreSettings;
+use crate::corpus::tokenizer_fingerprint;
+use crate::cost::{MemoryPlan, RunShape};
+use crate::model::{Decoder, Limits};
+use crate::progress::{self, Progress};
+use crate::score::{Proceed, ScoredShard, ShardJob, WaveDone, score_shard};
+use crate::store::{
+    Committed, CorpusReader, Job, PlannedShard, ScoredSet, Sums, identity as keys, plan_shards,
+    products_value,
+};
+
+/// Changes whenever the arithmetic does, so that old and new numbers never mix in one set.
+const NUMERICS_VERSION: u64 = 1;
+
+/// Scores what is not committed yet.
+///
+/// # Errors
+/// Anything that makes the numbers doubtful, before anything is scored: a broken teacher, ids it
+/// doesn't have, sequences longer than its context, another tokenizer, another identity.
+pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome> {
+    let teacher = open_teacher(&settings.teacher)?;
+    let corpus = CorpusReader::open(&settings.corpus)?;
+    let vocab = Vocab::new(settings, &teacher, &corpus)?;
+    let plan = plan_shards(&corpus, settings.shard_tokens)?;
+    let longest = longest_sequence(&corpus, teacher.description().context)?;
+    let job = Job {
+        identity: identity(settings, &teacher, &corpus, &vocab)?,
+        plan,
+        corpus_path: absolute(&settings.corpus),
+    };
+    let set = ScoredSet::open_or_create(&settings.out, &job)?;
+    let open = set.open_shards()?;
+    let run = Run {
+        settings,
+        corpus: &corpus,
+        set: &set,
+        vocab,
+        interrupt,
+    };
+    if open.is_empty() {
+        return run.outcome(
+            Tally::default(),
+            "all shards were committed before; nothing to do",
+        );
+    }
+    check_ids(&corpus, &open, &vocab)?;
+    run.score_all(&teacher, &open, longest)
+}
+
+/// Sizes of the vocabulary as head, tokenizer and user see it.
+#[derive(Clone, Copy, Debug)]
+struct Vocab {
+    /// Rows of the head.
+    head: usize,
+    /// Head rows that take part in the softmax.
+    scored: usize,
+    /// Tokens the corpus's tokenizer has.
+    tokenizer: usize,
+}
+
+impl Vocab {
+    fn new(s: &ScoreSettings, teacher: &OpenTeacher, corpus: &CorpusReader) -> Result<Vocab> {
+        let head = teacher.description().vocab;
+        let scored = s.vocab_limit.unwrap_or(head);
+        ensure!(
+            scored <= head,
+            "vocab-limit: expected at most {head}, the rows of the teacher's head, found {scored}"
+        );
+        ensure!(
+            s.products.k <= scored,
+            "k: expected at most {scored}, the vocabulary scored, found {}",
+            s.products.k
+        );
+        let tokenizer = corpus.vocab_size();
+        ensure!(
+            tokenizer <= head || s.trust_tokens,
+            "{}: vocab_size: expected at most {head}, the rows of the teacher's head, found {tokenizer}: the corpus was made for another teacher",
+            s.corpus.display()
+        );
+        Ok(Vocab {
+            head,
+            scored,
+            tokenizer,
+        })
+    }
+}
+
+/// All that defines what the numbers mean.
+fn identity(
+    settings: &ScoreSettings,
+    teacher: &OpenTeacher,
+    corpus: &CorpusReader,
+    vocab: &Vocab,
+) -> Result<serde_json::Map<String, Value>> {
+    check_tokenizer(settings, corpus)?;
+    let identity = json!({
+        keys::TEACHER: teacher.fingerprint()?,
+        keys::CORPUS: corpus.fingerprint()?,
+        keys::TOKENIZER: corpus.tokenizer_fingerprint(),
+        keys::TEMPLATE: corpus.template_fingerprint(),
+        keys::K: settings.products.k,
+        keys::PRODUCTS: products_value(&settings.products),
+        keys::VOCAB_SCORED: vocab.scored,
+        "vocab_head": vocab.head,
+        "vocab_tokenizer": vocab.tokenizer,
+        "loss": corpus.loss(),
+        "trust_tokens": settings.trust_tokens,
+        "compute_dtype": "f32",
+        "numerics_version": NUMERICS_VERSION,
+    });
+    match identity {
+        Value::Object(identity) => Ok(identity),
+        _ => unreachable!("written as an object above"),
+    }
+}
+
+/// The teacher's tokenizer must be the corpus's, by fingerprint.
+fn check_tokenizer(settings: &ScoreSettings, corpus: &CorpusReader) -> Result<()> {
+    let Some(made_with) = corpus.tokenizer_fingerprint() else {
+        progress::note(
+            "note: the corpus doesn't say which tokenizer made it; that it is the teacher's is not known",
+        );
+        return Ok(());
+    };
+    if settings.trust_tokens {
+        return Ok(());
+    }
+    let way_out = "if the token ids are right all the same, --trust-tokens says so and is recorded";
+    let teachers = tokenizer_fingerprint(&settings.teacher).with_context(|| {
+        format!("the teacher's tokenizer can't be compared with the corpus's; {way_out}")
+    })?;
+    ensure!(
+        teachers == made_with,
+        "{}: expected a corpus made with the teacher's tokenizer {}, found one made with {}: prepare it with --tokenizer {}; {way_out}",
+        settings.corpus.display(),
+        &teachers[..12],
+        &made_with[..made_with.len().min(12)],
+        settings.teacher.display()
+    );
+    Ok(())
+}
+
+/// Tokens of the longest sequence; one beyond the teacher's context is an error.
+fn longest_sequence(corpus: &CorpusReader, context: usize) -> Result<usize> {
+    let mut longest = 0;
+    for shard in 0..corpus.shards().len() {
+        let files = corpus.shard(shard)?;
+        let view = files.view()?;
+        for s in 0..view.sequences() {
+            let length = view.sequence(s).tokens.len();
+            if length > context {
+                bail!(
+                    "{} sequence {s}: expected at most {context} tokens, the teacher's max_position_embeddings, found {length}; prepare with --max-length {context} --on-overlong skip leaves such sequences out, counted",
+                    files.id()
+                );
+            }
+            longest = longest.max(length);
+        }
+    }
+    Ok(longest)
+}
+
+/// Every id must have a row of the embedding, every target one of the head rows scored.
+fn check_ids(corpus: &CorpusReader, open: &[PlannedShard], vocab: &Vocab) -> Result<()> {
+    for planned in open {
+        let files = corpus.shard(shard_index(corpus, planned)?)?;
+        let view = files.view()?;
+        for s in planned.range() {
+            let sequence = view.sequence(s);
+            let valid = 0..vocab.head as i32;
+            if let Some(t) = sequence.tokens.iter().position(|id| !valid.contains(id)) {
+                bail!(
+                    "{} sequence {s} position {t}: expected a token id below {}, the teacher's vocabulary, found {}",
+                    files.id(),
+                    vocab.head,
+                    sequence.tokens[t]
+                );
+            }
+            if vocab.scored == vocab.head {
+                continue;
+            }
+            let outside = sequence.rows().find(|r| r.target >= vocab.scored as i32);
+            if let Some(row) = outside {
+                bail!(
+                    "{} sequence {s} position {}: expected a target below vocab-limit {}, found {}",
+                    files.id(),
+                    row.position,
+                    vocab.scored,
+                    row.target
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn shard_index(corpus: &CorpusReader, planned: &PlannedShard) -> Result<usize> {
+    corpus
+        .shard_index(&planned.corpus_shard)
+        .with_context(|| format!("expected corpus shard {}, found none", planned.corpus_shard))
+}
+
+fn absolute(path: &std::path::Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    path.to_string_lossy().into_owned()
+}
+
+/// What this process has done so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    shards: usize,
+    rows: u64,
+    tokens: u64,
+    padded_mass: f64,
+    seconds: f64,
+    interrupted: bool,
+}
+
+/// How one shard went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Committed,
+    Skipped,
+    /// Another worker committed it while this one scored it.
+    LostRace,
+    Interrupted,
+}
+
+/// One pass over the open shards: what it computes with, and what it has done.
+struct Pass<'a> {
+    decoder: Decoder<'a, Cpu>,
+    limits: Limits,
+    memory: MemoryPlan,
+    provenance: Value,
+    progress: Progress,
+    started: Instant,
+    tally: Tally,
+}
+
+struct Run<'a> {
+    settings: &'a ScoreSettings,
+    corpus: &'a CorpusReader,
+    set: &'a ScoredSet,
+    vocab: Vocab,
+    interrupt: &'a Interrupt,
+}
+
+impl Run<'_> {
+    fn score_all(
+        &self,
+        teacher: &OpenTeacher,
+        open: &[PlannedShard],
+        longest: usize,
+    ) -> Result<Outcome> {
+        let backend = Cpu;
+        let (limits, memory) = self.plan_memory(teacher, open, longest)?;
+        let provenance = self.provenance(&backend, &limits);
+        self.check_same_device(&provenance)?;
+        progress::note(&memory_text(&memory, &limits));
+        let rule = LogitRule {
+            vocab: self.vocab.scored,
+            vocab_real: self.vocab.tokenizer,
+        };
+        let mut pass = Pass {
+            decoder: Decoder::new(&backend, &teacher.teacher, limits, rule)?,
+            limits,
+            memory,
+            provenance,
+            progress: self.progress(open)?,
+            started: Instant::now(),
+            tally: Tally::default(),
+        };
+        let mut queue = Queue::new(open);
+        while let Some(planned) = queue.next() {
+            match self.score_one(&mut pass, planned)? {
+                Step::Committed | Step::Skipped => {}
+                Step::LostRace => queue.scatter(),
+                Step::Interrupted => {
+                    pass.tally.interrupted = true;
+                    break;
+                }
+            }
+        }
+        pass.progress.finish();
+        pass.tally.seconds = pass.started.elapsed().as_secs_f64();
+        self.outcome(pass.tally, "")
+    }
+
+    fn score_one(&self, pass: &mut Pass, planned: &PlannedShard) -> Result<Step> {
+        if self.interrupt.is_raised() {
+            return Ok(Step::Interrupted);
+        }
+        if self.set.manifest(planned)?.is_some() {
+            return Ok(Step::Skipped); // another worker was here
+        }
+        let started = Instant::now();
+        let files = self.corpus.shard(shard_index(self.corpus, planned)?)?;
+        let job = ShardJob {
+            shard: files.view()?,
+            sequences: planned.range(),
+            token_budget: self.token_budget(&pass.limits),
+            wave: pass.limits.wave,
+            products: &self.settings.products,
+        };
+        let mut watch = |done: WaveDone| {
+            pass.tally.tokens += done.tokens as u64;
+            let rate = pass.tally.tokens as f64 / pass.started.elapsed().as_secs_f64();
+            let detail = format!("{rate:.0} tokens/s");
+            pass.progress.add(done.rows as u64, &detail);
+            match self.interrupt.is_raised() {
+                true => Proceed::Stop,
+                false => Proceed::Go,
+            }
+        };
+        let scored =
+            score_shard(&mut pass.decoder, &job, &mut watch).with_context(|| planned.id.clone())?;
+        let Some(scored) = scored else {
+            return Ok(Step::Interrupted);
+        };
+        let line = log_line(planned, &scored, started, &pass.memory);
+        pass.tally.shards += 1;
+        pass.tally.rows += rows_of(&scored) as u64;
+        pass.tally.padded_mass += scored.padded_mass;
+        let committed = self
+            .set
+            .commit(planned, &files, scored.arrays, &pass.provenance)?;
+        self.set.log(&machine::worker_name(), &line)?;
+        Ok(match committed {
+            Committed::Written => Step::Committed,
+            Committed::AlreadyThere => Step::LostRace,
+        })
+    }
+
+    /// Limits that fit the machine, or an error with bytes needed and present.
+    fn plan_memory(
+        &self,
+        teacher: &OpenTeacher,
+        open: &[PlannedShard],
+        longest: usize,
+    ) -> Result<(Limits, MemoryPlan)> {
+        let (mut rows_max, mut sequences_max) = (0, 0);
+        for planned in open {
+            rows_max = rows_max.max(self.rows_of(planned)?);
+            sequences_max = sequences_max.max(planned.sequences());
+        }
+        let description = teacher.description();
+        let shape = RunShape {
+            description,
+            products: &self.settings.products,
+            vocab_scored: self.vocab.scored,
+            weights: teacher.teacher.checkpoint.bytes(),
+            rows_max,
+            sequences_max,
+            scratch: Cpu::scratch_bytes(description.inner_max(), description.head_dim_max()) as u64,
+        };
+        let free = machine::memory_available().unwrap_or(u64::MAX);
+        let (budget, chunk) = (self.settings.token_budget, self.settings.head_chunk);
+        let limits = shape.limits(budget, chunk, longest, free.saturating_sub(shape.weights));
+        let memory = shape.memory(&limits);
+        ensure!(
+            memory.total() <= free,
+            "{}: the teacher doesn't fit: expected {} of memory (weights {}, everything else {}), found {} available; a smaller --token-budget, --head-chunk or --shard-tokens needs less",
+            self.settings.teacher.display(),
+            text::bytes(memory.total()),
+            text::bytes(memory.weights),
+            text::bytes(memory.anonymous()),
+            text::bytes(free)
+        );
+        Ok((limits, memory))
+    }
+
+    /// The budget the packer fills batches to. `limits.tokens` may be above it, for one long
+    /// sequence.
+    fn token_budget(&self, limits: &Limits) -> usize {
+        self.settings.token_budget.unwrap_or(limits.tokens)
+    }
+
+    fn provenance(&self, backend: &Cpu, limits: &Limits) -> Value {
+        json!({
+            "device": backend.provenance(),
+            "kdscore": machine::build(),
+            "token_budget": self.token_budget(limits),
+            "head_chunk": limits.head_chunk,
+        })
+    }
+
+    /// With --same-device: every shard that is there came from this device and build.
+    fn check_same_device(&self, ours: &Value) -> Result<()> {
+        if !self.settings.same_device {
+            return Ok(());
+        }
+        for manifest in self.set.manifests()?.into_iter().flatten() {
+            for key in ["device", "kdscore"] {
+                let theirs = &manifest.provenance[key];
+                ensure!(
+                    *theirs == ours[key],
+                    "same-device: {}: expected {key} {}, found {theirs}; without --same-device mixed provenance is allowed, and verify lists it",
+                    manifest.shard.id,
+                    ours[key]
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn progress(&self, open: &[PlannedShard]) -> Result<Progress> {
+        let mut total = 0;
+        for planned in &self.set.job().plan {
+            total += self.rows_of(planned)?;
+        }
+        let mut left = 0;
+        for planned in open {
+            left += self.rows_of(planned)?;
+        }
+        Ok(Progress::new("scoring", "rows", total, total - left))
+    }
+
+    fn rows_of(&self, planned: &PlannedShard) -> Result<u64> {
+        let index = shard_index(self.corpus, planned)?;
+        if planned.sequences() == self.corpus.sequences_of(index) {
+            return self.corpus.rows_of(index);
+        }
+        let files = self.corpus.shard(index)?;
+        let view = files.view()?;
+        let rows = planned
+            .range()
+            .map(|s| view.sequence(s).rows().count() as u64);
+        Ok(rows.sum())
+    }
+
+    /// The set as it stands now, and what this run added to it.
+    fn outcome(&self, tally: Tally, remark: &str) -> Result<Outcome> {
+        let manifests: Vec<_> = self.set.manifests()?.into_iter().flatten().collect();
+        let total = self.set.job().plan.len();
+        let left = total - manifests.len();
+        let rows: u64 = manifests.iter().map(|m| m.rows).sum();
+        let mean = |of: fn(&Sums) -> Option<f64>| {
+            let parts = manifests
+                .iter()
+                .filter_map(|m| Some(of(&m.sums)? * m.rows as f64));
+            (rows > 0).then(|| parts.sum::<f64>() / rows as f64)
+        };
+        let (tail, target) = (mean(|s| s.mean_tail), mean(|s| s.mean_target_logp));
+        let rate = tally.tokens as f64 / tally.seconds.max(1e-9);
+        let figure = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.4}"));
+        let mut facts = vec![
+            ("scored set", self.settings.out.display().to_string()),
+            ("shards", format!("{} of {total} committed", total - left)),
+            ("rows", text::count(rows)),
+            ("mean tail mass", figure(tail)),
+            ("mean log-prob of the targets", figure(target)),
+            ("identity", self.set.job().identity_sha256()),
+        ];
+        if tally.tokens > 0 {
+            facts.insert(
+                3,
+                (
+                    "tokens/s",
+                    format!(
+                        "{rate:.0} ({} tokens in {:.1} s)",
+                        text::count(tally.tokens),
+                        tally.seconds
+                    ),
+                ),
+            );
+        }
+        if tally.rows > 0 && self.vocab.tokenizer < self.vocab.scored {
+            let mass = tally.padded_mass / tally.rows as f64;
+            let padded = self.vocab.scored - self.vocab.tokenizer;
+            facts.push((
+                "mass on padded vocabulary",
+                format!(
+                    "{mass:.2e} on {padded} head rows beyond the tokenizer's {}",
+                    self.vocab.tokenizer
+                ),
+            ));
+        }
+        let mut shown = text::facts(&facts);
+        match left {
+            0 if !remark.is_empty() => shown += &format!("{remark}\n"),
+            0 => shown += "all shards are committed\n",
+            n => {
+                shown +=
+                    &format!("{n} shards left: the same command goes on where this one stopped\n")
+            }
+        }
+        Ok(Outcome {
+            text: shown,
+            json: json!({
+                "out": self.settings.out.to_string_lossy(),
+                "shards": total,
+                "shards_committed": total - left,
+                "shards_scored_now": tally.shards,
+                "rows": rows,
+                "rows_scored_now": tally.rows,
+                "tokens_computed": tally.tokens,
+                "seconds": tally.seconds,
+                "tokens_per_second": if tally.tokens > 0 { Some(rate) } else { None },
+                "mean_tail": tail,
+                "mean_target_logp": target,
+                "interrupted": tally.interrupted,
+                "identity_sha256": self.set.job().identity_sha256(),
+            }),
+            status: if left == 0 {
+                Status::Done
+            } else {
+                Status::Unfinished
+            },
+        })
+    }
+}
+
+/// What was observed about a shard; no part of the data.
+fn log_line(
+    planned: &PlannedShard,
+    scored: &ScoredShard,
+    started: Instant,
+    memory: &MemoryPlan,
+) -> Value {
+    let seconds = started.elapsed().as_secs_f64();
+    json!({
+        "shard": planned.id,
+        "rows": rows_of(scored),
+        "tokens": scored.tokens,
+        "seconds": seconds,
+        "tokens_per_second": scored.tokens as f64 / seconds,
+        "memory_planned_bytes": memory.anonymous(),
+    })
+}
+
+fn rows_of(scored: &ScoredShard) -> usize {
+    scored.arrays.first().map_or(0, |array| array.shape[0])
+}
+
+fn memory_text(memory: &MemoryPlan, limits: &Limits) -> String {
+    format!(
+        "memory: weights {} (mapped), activations {} for {} tokens, logits slice {} for {} rows, rows {}, scratch {}",
+        text::bytes(memory.weights),
+        text::bytes(memory.activations),
+        text::count(limits.tokens as u64),
+        text::bytes(memory.logits),
+        text::count(limits.head_chunk as u64),
+        text::bytes(memory.rows),
+        text::bytes(memory.scratch),
+    )
+}
+
+/// The open shards in order; once another worker is met, from a place of this process's own, so
+/// that two don't walk side by side.
+struct Queue<'a> {
+    open: Vec<&'a PlannedShard>,
+}
+
+impl<'a> Queue<'a> {
+    fn new(open: &'a [PlannedShard]) -> Queue<'a> {
+        Queue {
+            open: open.iter().rev().collect(),
+        }
+    }
+
+    fn next(&mut self) -> Option<&'a PlannedShard> {
+        self.open.pop()
+    }
+
+    fn scatter(&mut self) {
+        if !self.open.is_empty() {
+            let step = std::process::id() as usize % self.open.len();
+            self.open.rotate_right(step);
+        }
+    }
+}
