@@ -5,11 +5,11 @@ mod prepare;
 mod run;
 mod score;
 mod show;
-mod status;
+pub mod status;
 mod teacher;
 mod text;
 mod try_teacher;
-mod verify;
+pub mod verify;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
