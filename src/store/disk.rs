@@ -112,6 +112,14 @@ impl LocalDisk {
             Err(e) if if_taken == IfTaken::Keep && e.kind() == ErrorKind::AlreadyExists => {
                 Ok(Created::WasThere)
             }
+            // The temporary file is gone: somebody cleaned up, since the name was taken.
+            Err(e)
+                if if_taken == IfTaken::Keep
+                    && e.kind() == ErrorKind::NotFound
+                    && self.fs.open(path).is_ok() =>
+            {
+                Ok(Created::WasThere)
+            }
             Err(e) => Err(e),
         }
     }
