@@ -1,6 +1,5 @@
 //! `prepare`: source rows to a token corpus.
 
-use std::fmt::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
@@ -8,10 +7,13 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 
+use super::text::{self, count};
 use super::{Interrupt, Outcome, Status};
 use crate::canonical::{Seal, unseal};
 use crate::config::PrepareSettings;
-use crate::corpus::{self, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary};
+use crate::corpus::{
+    self, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary, TextTokenizer,
+};
 use crate::progress::Progress;
 use crate::store::CorpusWriter;
 
@@ -36,6 +38,7 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
     }
     let mut writer = CorpusWriter::create(&out)?;
     write_tokenizer(&mut writer, &maker, probes.as_ref())?;
+    let bos = maker.tokenizer().and_then(bos_text);
     let bytes = source_bytes(&maker.plan().data);
     let progress = Progress::new("preparing", "bytes", bytes, 0);
     let mut watch = watcher(&progress, interrupt);
@@ -51,7 +54,7 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
     };
     facts.extend(counted_facts(&summary));
     writer.finish(facts.clone())?;
-    Ok(finished(&out, facts, &summary, shards))
+    Ok(finished(&out, facts, &summary, shards, bos.as_deref()))
 }
 
 fn plan(settings: PrepareSettings) -> CorpusPlan {
@@ -99,10 +102,10 @@ fn counted_facts(summary: &Summary) -> Map<String, Value> {
     let left_out: Map<_, _> = left_out
         .map(|(reason, c)| (reason.name().to_owned(), c.count.into()))
         .collect();
-    let count = |lint: &Lint| summary.lints.get(lint).map_or(0, |c| c.count);
+    let noticed = |lint: &Lint| summary.lints.get(lint).map_or(0, |c| c.count);
     let lint: Map<_, _> = Lint::ALL
         .iter()
-        .map(|l| (l.name().to_owned(), count(l).into()))
+        .map(|l| (l.name().to_owned(), noticed(l).into()))
         .collect();
     let mut facts = Map::new();
     facts.insert(
@@ -200,6 +203,10 @@ fn write_tokenizer(
     Ok(())
 }
 
+fn bos_text(tokenizer: &TextTokenizer) -> Option<String> {
+    tokenizer.token(tokenizer.bos()?)
+}
+
 fn source_bytes(data: &[std::path::PathBuf]) -> u64 {
     let bytes = |path| std::fs::metadata(path).map_or(0, |m| m.len());
     data.iter().map(bytes).sum()
@@ -213,7 +220,7 @@ fn watcher<'a>(
     move |step: Step| {
         tokens += step.tokens;
         let rate = tokens as f64 / started.elapsed().as_secs_f64().max(1e-3);
-        progress.add(step.bytes, &format!("{} tokens/s", grouped(rate as u64)));
+        progress.add(step.bytes, &format!("{} tokens/s", count(rate as u64)));
         if interrupt.is_raised() {
             ControlFlow::Break(())
         } else {
@@ -247,7 +254,13 @@ fn already_prepared(out: &Path, mut made: Map<String, Value>) -> Outcome {
     }
 }
 
-fn finished(out: &Path, facts: Map<String, Value>, summary: &Summary, shards: u64) -> Outcome {
+fn finished(
+    out: &Path,
+    facts: Map<String, Value>,
+    summary: &Summary,
+    shards: u64,
+    bos: Option<&str>,
+) -> Outcome {
     let mut json = facts;
     let lengths = summary.lengths;
     let examples =
@@ -271,89 +284,81 @@ fn finished(out: &Path, facts: Map<String, Value>, summary: &Summary, shards: u6
         json.insert(key.into(), value);
     }
     Outcome {
-        text: table(out, &json, summary, shards),
+        text: table(out, &json, summary, shards, bos),
         json: json.into(),
         status: Status::Done,
     }
 }
 
-fn table(out: &Path, facts: &Map<String, Value>, summary: &Summary, shards: u64) -> String {
-    let mut text = format!("prepared {}\n\n", out.display());
-    let mut line = |name: &str, value: String| {
-        writeln!(text, "{name:<18} {value}").expect("a String takes every write");
-    };
+fn table(
+    out: &Path,
+    facts: &Map<String, Value>,
+    summary: &Summary,
+    shards: u64,
+    bos: Option<&str>,
+) -> String {
     let word = |key: &str| facts[key].as_str().unwrap_or("none").to_owned();
-    line(
-        "format, loss",
-        format!("{}, {}", word("format"), word("loss")),
-    );
-    line("source rows", grouped(summary.source_rows));
-    line(
-        "sequences",
-        format!(
-            "{} in {}",
-            grouped(summary.sequences),
-            counted(shards, "shard")
-        ),
-    );
     let left_out: u64 = summary.left_out.values().map(|c| c.count).sum();
-    line("left out", grouped(left_out));
-    for (reason, c) in &summary.left_out {
-        line(
-            "",
+    let share = 100.0 * summary.rows as f64 / summary.tokens.max(1) as f64;
+    let lengths = summary.lengths;
+    let [min, median, max] = [lengths.min, lengths.median, lengths.max].map(|l| count(l as u64));
+    let mut lines = vec![
+        (
+            "format, loss",
+            format!("{}, {}", word("format"), word("loss")),
+        ),
+        ("source rows", count(summary.source_rows)),
+        (
+            "sequences",
             format!(
-                "{} {}, first {}",
-                grouped(c.count),
-                reason.name(),
+                "{} in {} shard{}",
+                count(summary.sequences),
+                count(shards),
+                if shards == 1 { "" } else { "s" }
+            ),
+        ),
+        ("left out", count(left_out)),
+    ];
+    for (reason, c) in &summary.left_out {
+        lines.push((
+            "",
+            format!("{} {}, first: {}", count(c.count), reason.name(), c.example),
+        ));
+    }
+    lines.extend([
+        ("tokens", count(summary.tokens)),
+        (
+            "rows to score",
+            format!("{} ({share:.1} % of the tokens)", count(summary.rows)),
+        ),
+        ("length", format!("{min} min, {median} median, {max} max")),
+        (
+            "vocabulary",
+            count(facts["vocab_size"].as_u64().unwrap_or_default()),
+        ),
+        ("BOS", bos_state(summary, bos)),
+    ]);
+    for (lint, c) in &summary.lints {
+        lines.push((
+            "warning",
+            format!(
+                "{} {}; first: {}",
+                count(c.count),
+                lint.meaning(),
                 c.example
             ),
-        );
+        ));
     }
-    line("tokens", grouped(summary.tokens));
-    let share = 100.0 * summary.rows as f64 / summary.tokens.max(1) as f64;
-    line(
-        "rows to score",
-        format!("{} ({share:.1} % of the tokens)", grouped(summary.rows)),
-    );
-    let lengths = summary.lengths;
-    let lengths = [lengths.min, lengths.median, lengths.max].map(|l| grouped(l as u64));
-    line(
-        "length",
-        format!(
-            "{} min, {} median, {} max",
-            lengths[0], lengths[1], lengths[2]
-        ),
-    );
-    line("vocabulary", facts["vocab_size"].to_string());
-    for (lint, c) in &summary.lints {
-        let warning = format!(
-            "{} {}; first: {}",
-            grouped(c.count),
-            lint.meaning(),
-            c.example
-        );
-        line("warning", warning);
-    }
-    text
+    format!("prepared {}\n\n{}", out.display(), text::facts(&lines))
 }
 
-fn counted(count: u64, what: &str) -> String {
-    format!(
-        "{} {what}{}",
-        grouped(count),
-        if count == 1 { "" } else { "s" }
-    )
-}
-
-/// 1234567 as 1,234,567.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
+fn bos_state(summary: &Summary, bos: Option<&str>) -> String {
+    let Some(bos) = bos else {
+        return "the tokenizer names none".to_owned();
+    };
+    match summary.lints.get(&Lint::MissingBos).map_or(0, |c| c.count) {
+        0 => format!("{bos} starts every sequence"),
+        missing if missing == summary.sequences => format!("{bos} starts no sequence"),
+        missing => format!("{bos} starts all sequences but {}", count(missing)),
     }
-    grouped
 }

@@ -109,7 +109,7 @@ impl TextTokenizer {
 
 /// The byte a character stands for in a byte-level vocabulary: itself where it is printable,
 /// else one of the characters from U+0100 on, in the order of the bytes.
-fn byte_of(c: char) -> Option<u8> {
+pub(super) fn byte_of(c: char) -> Option<u8> {
     let code = c as u32;
     if is_printable(code) {
         return Some(code as u8);
@@ -188,6 +188,60 @@ mod tests {
         );
         assert_eq!(says(&[0xc3]), "⟨c3⟩");
         assert_eq!(says(&[b'x', 0xe2, 0x82, 0xac, 0xe2, 0x82]), "x€⟨e2⟩⟨82⟩");
+    }
+
+    /// A decoder over a small vocabulary of the given kind.
+    fn decoder(tokenizer: &str) -> Decoder {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+        Decoder::load(folder.path()).unwrap()
+    }
+
+    #[test]
+    fn half_characters_of_a_byte_level_vocabulary_are_shown_as_bytes() {
+        let teacher = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
+        let decoder = Decoder::load(Path::new(teacher)).unwrap();
+        let text = "x 🙂\n";
+        let ids = decoder.tokenizer().encode_rendered(text).unwrap().ids;
+        assert_eq!(decoder.text(&ids), "x 🙂↵");
+        let pieces: Vec<_> = ids.iter().map(|&id| decoder.piece(id)).collect();
+        assert!(
+            pieces.concat().contains("⟨f0⟩") || pieces.concat().contains("⟨9f⟩"),
+            "{pieces:?}"
+        );
+        assert_eq!(
+            decoder.text(&[0, 2, 999_999, -1]),
+            "<|bos|><|im_end|>⟨id 999999⟩⟨id -1⟩"
+        );
+    }
+
+    #[test]
+    fn sentencepiece_bytes_and_spaces_are_decoded() {
+        let decoder = decoder(
+            r#"{"version":"1.0","added_tokens":[{"id":7,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+                "normalizer":{"type":"Replace","pattern":{"String":" "},"content":"▁"},"pre_tokenizer":null,"post_processor":null,"decoder":null,
+                "model":{"type":"BPE","byte_fallback":true,"unk_token":"<unk>","fuse_unk":true,
+                "vocab":{"<unk>":0,"<0xE2>":1,"<0x82>":2,"<0xAC>":3,"▁":4,"a":5,"▁a":6},"merges":["▁ a"]}}"#,
+        );
+        let encoded = decoder.tokenizer().encode_rendered("a a€").unwrap();
+        assert_eq!(encoded.ids, [5, 6, 1, 2, 3]);
+        // Tokens that share a character share its bytes.
+        assert_eq!(encoded.offsets, [(0, 1), (1, 3), (3, 6), (3, 6), (3, 6)]);
+        assert_eq!(decoder.text(&encoded.ids), "a a€");
+        assert_eq!(decoder.piece(1), "⟨e2⟩");
+        assert_eq!(decoder.piece(6), " a");
+        assert_eq!(decoder.text(&[7, 6]), "<s> a");
+    }
+
+    #[test]
+    fn parts_of_words_are_joined() {
+        let decoder = decoder(
+            r###"{"version":"1.0","added_tokens":[],"normalizer":null,"pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,
+                "model":{"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##","max_input_chars_per_word":100,
+                "vocab":{"[UNK]":0,"play":1,"##ing":2,"now":3}}}"###,
+        );
+        assert_eq!(decoder.text(&[1, 2, 3]), "playing now");
+        assert_eq!(decoder.piece(2), "##ing");
     }
 
     #[test]

@@ -411,3 +411,63 @@ fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::LazyLock;
+
+    use proptest::prelude::*;
+
+    use super::super::decoder::byte_of;
+    use super::*;
+
+    static TEACHER: LazyLock<TextTokenizer> = LazyLock::new(|| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
+        TextTokenizer::load(Path::new(folder)).unwrap()
+    });
+
+    /// The bytes each token stands for, from the vocabulary alone.
+    fn true_offsets(ids: &[i32]) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let advance = |&id: &i32| {
+            let token = TEACHER.token(id).unwrap();
+            let length = token.chars().filter_map(byte_of).count();
+            end += length;
+            end - length..end
+        };
+        ids.iter().map(advance).collect()
+    }
+
+    /// A token counts with the whole of the characters it has a part of.
+    fn whole_characters(text: &str, bytes: &Range<usize>) -> Range<usize> {
+        let start = (0..=bytes.start).rev().find(|&i| text.is_char_boundary(i));
+        let end = (bytes.end..=text.len()).find(|&i| text.is_char_boundary(i));
+        start.unwrap()..end.unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn masks_of_real_tokens_are_what_their_bytes_say(
+            parts in prop::collection::vec("[ -;=-{}~\n\t é東🙂ñ\u{301}]{0,9}", 1..8),
+        ) {
+            let text = parts.concat();
+            let mut spans = Vec::new();
+            let mut at = 0;
+            for (i, part) in parts.iter().enumerate() {
+                if i % 2 == 1 {
+                    spans.push(at..at + part.len());
+                }
+                at += part.len();
+            }
+            let encoded = TEACHER.encode_rendered(&text).unwrap();
+            let found = span_mask(&encoded.offsets, &spans);
+            let trained = |byte: usize| spans.iter().any(|s| s.contains(&byte));
+            let expected: Vec<u8> = true_offsets(&encoded.ids)
+                .iter()
+                .map(|bytes| u8::from(whole_characters(&text, bytes).all(trained)))
+                .collect();
+            prop_assert_eq!(found.loss_mask, expected);
+        }
+    }
+}

@@ -78,6 +78,12 @@ impl SourceReader {
     pub fn new(files: &[PathBuf]) -> Result<SourceReader> {
         ensure!(!files.is_empty(), "data: expected at least one file");
         files.iter().try_for_each(|f| check_plain(f))?;
+        if let Some(i) = (1..files.len()).find(|&i| files[..i].contains(&files[i])) {
+            bail!(
+                "data: expected each file once, found {} twice",
+                files[i].display()
+            );
+        }
         Ok(SourceReader {
             files: files.to_vec(),
             next: 0,
