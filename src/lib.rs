@@ -21,12 +21,13 @@
 //! | [`canonical`] | canonical JSON, seals, sha256 | nothing |
 //! | [`products`] | what a pass stores per row: names, dtypes, encoding | nothing |
 //! | [`progress`] | the only code that draws | nothing |
+//! | [`mapped`] | read-only memory maps | nothing |
 //! | [`corpus`] | source rows, chat template, tokens and loss mask, shard views, the shift | canonical |
 //! | [`backend`] | the trait with the shape of every op; the CPU | products |
 //! | [`batch`] | length sort and token budget: shard to packed batches | corpus |
-//! | [`model`] | teacher description, weights, decoder, head | canonical, backend, batch, products |
+//! | [`model`] | teacher description, weights, decoder, head | canonical, mapped, backend, batch, products |
 //! | [`cost`] | FLOPs, bytes, memory plan: pure arithmetic | model, products |
-//! | [`store`] | arrays, manifests, the commit protocol, readers | canonical, corpus, products |
+//! | [`store`] | arrays, manifests, the commit protocol, readers | canonical, mapped, corpus, products |
 //! | [`score`] | one shard, start to end, on one screen | corpus, batch, model, backend, products |
 //! | [`config`] | what the user typed, resolved once; identity | anything but commands |
 //! | [`cli`] | what the user may type | nothing |

@@ -8,6 +8,8 @@ use std::ops::Deref;
 use half::f16;
 use memmap2::Mmap;
 
+use crate::mapped;
+
 const _: () = assert!(
     cfg!(target_endian = "little"),
     "arrays are little endian on disk and are viewed as they lie there"
@@ -31,10 +33,7 @@ impl Bytes {
         if file.metadata()?.len() == 0 {
             return Ok(Bytes::owned(&[]));
         }
-        // SAFETY: the map is read-only, and nothing in kdscore writes to a file under its final
-        // name: files are written under temporary names and renamed.
-        let map = unsafe { Mmap::map(file) }?;
-        Ok(Bytes(Held::Mapped(map)))
+        Ok(Bytes(Held::Mapped(mapped::map(file)?)))
     }
 
     /// A copy of `bytes`.
