@@ -439,6 +439,20 @@ impl Run<'_> {
         Ok(rows.sum())
     }
 
+    /// How much of the teacher's probability lies where no token is.
+    fn padded_mass(&self, tally: &Tally) -> Option<(&'static str, String)> {
+        let vocab = &self.vocab;
+        let padded = vocab.scored.checked_sub(vocab.tokenizer)?;
+        (tally.rows > 0 && padded > 0).then(|| {
+            let mass = tally.padded_mass / tally.rows as f64;
+            let tokens = vocab.tokenizer;
+            (
+                "mass on padded vocabulary",
+                format!("{mass:.2e} on {padded} head rows beyond the tokenizer's {tokens}"),
+            )
+        })
+    }
+
     /// The set as it stands now, and what this run added to it.
     fn outcome(&self, tally: Tally, remark: &str) -> Result<Outcome> {
         let manifests: Vec<_> = self.set.manifests()?.into_iter().flatten().collect();
@@ -475,17 +489,7 @@ impl Run<'_> {
                 ),
             );
         }
-        if tally.rows > 0 && self.vocab.tokenizer < self.vocab.scored {
-            let mass = tally.padded_mass / tally.rows as f64;
-            let padded = self.vocab.scored - self.vocab.tokenizer;
-            facts.push((
-                "mass on padded vocabulary",
-                format!(
-                    "{mass:.2e} on {padded} head rows beyond the tokenizer's {}",
-                    self.vocab.tokenizer
-                ),
-            ));
-        }
+        facts.extend(self.padded_mass(&tally));
         let mut shown = text::facts(&facts);
         match left {
             0 if !remark.is_empty() => shown += &format!("{remark}\n"),
