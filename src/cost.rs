@@ -4,11 +4,11 @@ use crate::model::{Description, Limits};
 use crate::products::ProductPlan;
 
 /// A head chunk no larger than this fills every core; beyond it a slice only takes memory.
-const HEAD_CHUNK_MAX: usize = 512;
+const HEAD_CHUNK_MAX: usize = 5 * TILE;
 /// A token budget beyond which products get no faster.
-const TOKEN_BUDGET_MAX: usize = 4096;
+const TOKEN_BUDGET_MAX: usize = 42 * TILE;
 /// Rows and tokens come in tiles of this on the CPU; a smaller limit would be padded up anyway.
-const TILE: usize = 64;
+const TILE: usize = 96;
 /// Bytes of a logits slice that is chosen, not asked for.
 const LOGITS_BYTES_MAX: usize = 128 << 20;
 

@@ -12,20 +12,21 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use half::{bf16, f16};
+use half::f16;
 use rayon::prelude::*;
 
 use super::Activations;
 use crate::backend::{FloatDtype, HostWeight, Into, Tensor};
 
-/// Rows of x in one call of gemm.
-pub const ROW_TILE: usize = 64;
+/// Rows of x in one call of gemm: a multiple of the rows its kernels take at once (4, 6 or 8), so
+/// that every row of a tile goes through the same kernel.
+pub const ROW_TILE: usize = 96;
 
 /// Rows of the weight, output features, in one call of gemm.
 pub const PANEL: usize = 192;
 
-/// Columns of a panel transposed at a time: 16 f32 are a cache line of the result.
-const TRANSPOSE_BLOCK: usize = 16;
+/// Rows and columns transposed at a time: 16 f32 are a cache line of the result.
+const SQUARE: usize = 16;
 
 /// f32 scratch of one thread for products of inner size `k`: a panel, and a tile in and out.
 pub fn scratch_elements(k: usize) -> usize {
@@ -83,7 +84,7 @@ pub fn linear(
 /// How many groups the tiles are split into, so that every thread has work. Only who computes a
 /// tile depends on it, never what.
 fn tile_groups(panels: usize, tiles: usize) -> usize {
-    let tasks_wanted = 4 * rayon::current_num_threads();
+    let tasks_wanted = 2 * rayon::current_num_threads();
     tasks_wanted.div_ceil(panels).clamp(1, tiles)
 }
 
@@ -139,14 +140,17 @@ impl Product<'_> {
             };
             match self.into {
                 Into::Replace => out.copy_from_slice(values),
-                Into::Add => out.iter_mut().zip(values).for_each(|(o, v)| *o += v),
+                Into::Add => add(values, out),
             }
             if let Some(bias) = self.bias {
-                let bias = &bias[features.clone()];
-                out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+                add(&bias[features.clone()], out);
             }
         }
     }
+}
+
+fn add(values: &[f32], out: &mut [f32]) {
+    pulp::Arch::new().dispatch(|| out.iter_mut().zip(values).for_each(|(o, v)| *o += v));
 }
 
 /// out (ROW_TILE, n) = x (ROW_TILE, K) · panel (K, n). The one shape gemm is called with.
@@ -182,32 +186,38 @@ fn tile_product(x: &[f32], panel: &[f32], k: usize, n: usize, out: &mut [f32]) {
 /// out (K, n) = weight (n, K), transposed, as f32.
 fn widen_transposed(weight: &HostWeight, out: &mut [f32]) {
     let k = weight.width();
-    match weight.dtype {
-        FloatDtype::F32 => transposed::<4>(weight.bytes(), k, out, f32::from_le_bytes),
-        FloatDtype::F16 => {
-            transposed::<2>(weight.bytes(), k, out, |b| f16::from_le_bytes(b).to_f32())
-        }
-        FloatDtype::Bf16 => {
-            transposed::<2>(weight.bytes(), k, out, |b| bf16::from_le_bytes(b).to_f32())
-        }
-    }
+    let bytes = weight.bytes();
+    pulp::Arch::new().dispatch(|| match weight.dtype {
+        FloatDtype::F32 => transposed(bytes.as_chunks().0, k, out, f32::from_le_bytes),
+        FloatDtype::F16 => transposed(bytes.as_chunks().0, k, out, |b: [u8; 2]| {
+            f16::from_le_bytes(b).to_f32()
+        }),
+        FloatDtype::Bf16 => transposed(bytes.as_chunks().0, k, out, |b: [u8; 2]| {
+            // A bf16 is the upper half of an f32.
+            f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
+        }),
+    });
 }
 
+/// In squares of [`SQUARE`], so that the weight is read along its rows and whole cache lines of
+/// the result are written.
 #[inline(always)]
-fn transposed<const SIZE: usize>(
-    bytes: &[u8],
-    k: usize,
-    out: &mut [f32],
-    widen: impl Fn([u8; SIZE]) -> f32 + Copy,
-) {
+fn transposed<E: Copy>(weight: &[E], k: usize, out: &mut [f32], widen: impl Fn(E) -> f32 + Copy) {
     let n = out.len() / k;
-    let (elements, _) = bytes.as_chunks::<SIZE>();
-    for k0 in (0..k).step_by(TRANSPOSE_BLOCK) {
-        let k1 = (k0 + TRANSPOSE_BLOCK).min(k);
-        for feature in 0..n {
-            let source = &elements[feature * k + k0..feature * k + k1];
-            for (column, &element) in (k0..).zip(source) {
-                out[column * n + feature] = widen(element);
+    let mut square = [[0.0f32; SQUARE]; SQUARE]; // (k, n)
+    for n0 in (0..n).step_by(SQUARE) {
+        let features = SQUARE.min(n - n0);
+        for k0 in (0..k).step_by(SQUARE) {
+            let columns = SQUARE.min(k - k0);
+            for f in 0..features {
+                let at = (n0 + f) * k + k0;
+                for (row, &element) in square.iter_mut().zip(&weight[at..at + columns]) {
+                    row[f] = widen(element);
+                }
+            }
+            for (c, row) in square[..columns].iter().enumerate() {
+                let at = (k0 + c) * n + n0;
+                out[at..at + features].copy_from_slice(&row[..features]);
             }
         }
     }
