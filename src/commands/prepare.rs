@@ -14,7 +14,7 @@ use crate::config::PrepareSettings;
 use crate::corpus::{
     self, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary, TextTokenizer,
 };
-use crate::progress::Progress;
+use crate::progress::{Progress, note};
 use crate::store::CorpusWriter;
 
 const MANIFEST: &str = "corpus.json";
@@ -37,6 +37,12 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
         return Ok(already_prepared(&out, made));
     }
     let mut writer = CorpusWriter::create(&out)?;
+    for folder in writer.other_staging_folders() {
+        note(&format!(
+            "{}: left by a run that was killed, or that is at work now; remove it if none is",
+            folder.display()
+        ));
+    }
     write_tokenizer(&mut writer, &maker, probes.as_ref())?;
     let bos = maker.tokenizer().and_then(bos_text);
     let bytes = source_bytes(&maker.plan().data);

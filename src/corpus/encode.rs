@@ -153,7 +153,10 @@ impl RowEncoder {
         }
         if let Some(tokenizer) = &self.tokenizer {
             check_bos(tokenizer, row)?;
-            note_end(tokenizer, row);
+            // Where all is trained, the end of turn is, whatever the template puts behind it.
+            if self.loss != LossRule::All {
+                note_end(tokenizer, row);
+            }
         }
         let length = row.tokens.len();
         if let Some(max) = self.max_length.filter(|&max| length > max) {
@@ -308,11 +311,15 @@ fn ended_at_control(
     let ended = |span: Range<usize>| {
         let inside = |(start, end): &&(usize, usize)| span.start <= *start && *end <= span.end;
         match ends.iter().rev().find(inside) {
-            Some(&(_, end)) if text[end..span.end].trim().is_empty() => span.start..end,
+            Some(&(_, end)) if is_blank(text.get(end..span.end)) => span.start..end,
             _ => span,
         }
     };
     spans.into_iter().map(ended).collect()
+}
+
+fn is_blank(text: Option<&str>) -> bool {
+    text.is_some_and(|t| t.trim().is_empty())
 }
 
 fn all_trained(encoded: &Encoded) -> SpanMask {

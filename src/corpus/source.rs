@@ -261,3 +261,58 @@ pub fn hash_files(files: &[PathBuf]) -> Result<Vec<SourceFile>> {
     };
     files.iter().map(hash).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_end_between_lines_and_every_byte_is_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = "x".repeat(BLOCK_BYTES / 2);
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        std::fs::write(&a, format!("\u{feff}one\r\n\n  \n{long}\n{long}\nfive")).unwrap();
+        std::fs::write(&b, format!("\u{feff}first\n{long}\n")).unwrap();
+        let files = [a, b];
+        let mut reader = SourceReader::new(&files).unwrap();
+        let mut found = Vec::new();
+        let (mut blocks, mut bytes) = (0, 0);
+        while let Some(block) = reader.next_block().unwrap() {
+            blocks += 1;
+            bytes += block.bytes_read;
+            for index in 0..block.rows() {
+                let line = reader.line(&block, index);
+                let place = line.place().rsplit('/').next().unwrap().to_owned();
+                found.push((place, line.text.len()));
+            }
+        }
+        assert!(blocks >= 2, "{blocks}");
+        let half = BLOCK_BYTES / 2;
+        let expected = [
+            ("a:1", 3),
+            ("a:4", half),
+            ("a:5", half),
+            ("a:6", 4),
+            ("b:1", 5),
+            ("b:2", half),
+        ];
+        assert_eq!(
+            found,
+            expected.map(|(place, length)| (place.to_owned(), length))
+        );
+        let read = reader.into_read();
+        assert_eq!(bytes, read.iter().map(|f| f.bytes).sum::<u64>());
+        assert_eq!(read, hash_files(&files).unwrap());
+    }
+
+    #[test]
+    fn a_file_is_given_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a");
+        std::fs::write(&file, "{}").unwrap();
+        let message = SourceReader::new(&[file.clone(), file])
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("twice"), "{message}");
+    }
+}

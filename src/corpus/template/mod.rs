@@ -137,8 +137,8 @@ impl ChatTemplate {
     pub fn render(&self, chat: &ChatValues, until: Until) -> RowResult<Rendered> {
         let (messages, prompt) = match until {
             Until::End => (&chat.messages[..], false),
-            Until::Before(i) => (&chat.messages[..i], true),
-            Until::Through(i) => (&chat.messages[..=i], false),
+            Until::Before(i) => (&chat.messages[..i.min(chat.len())], true),
+            Until::Through(i) => (&chat.messages[..chat.len().min(i + 1)], false),
         };
         let fixed = [
             ("messages", messages.iter().cloned().collect::<Value>()),

@@ -1,0 +1,6 @@
+//! `kdscore prepare` as a user runs it: the real binary on small files.
+
+mod bench;
+mod broken;
+mod corpus;
+mod rows;
