@@ -372,3 +372,68 @@ impl ControlTokens {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const TEACHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
+
+    /// The fixture's tokenizer, changed, in a folder of its own.
+    fn changed(change: impl Fn(&mut Value)) -> Result<TextTokenizer> {
+        let text = std::fs::read_to_string(Path::new(TEACHER).join("tokenizer.json"))?;
+        let mut tokenizer: Value = serde_json::from_str(&text)?;
+        change(&mut tokenizer);
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string())?;
+        TextTokenizer::load(folder.path())
+    }
+
+    #[test]
+    fn nothing_is_cut_padded_or_trimmed() {
+        let plain = TextTokenizer::load(Path::new(TEACHER)).unwrap();
+        let byte_level = json!({
+            "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true,
+        });
+        let changed = changed(|t| {
+            t["post_processor"] =
+                json!({"type": "Sequence", "processors": [byte_level, t["post_processor"]]});
+            t["truncation"] = json!({
+                "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
+            });
+            t["padding"] = json!({
+                "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+                "pad_id": 3, "pad_type_id": 0, "pad_token": "<|pad|>",
+            });
+        });
+        let changed = changed.unwrap();
+        let text = "  the answer \n\n  is   4 2 ";
+        assert_eq!(
+            changed.encode_plain(text).unwrap(),
+            plain.encode_plain(text).unwrap()
+        );
+        let encoded = changed.encode_rendered(text).unwrap();
+        let mut end = 0;
+        for (start, next) in encoded.offsets {
+            assert_eq!(start, end, "whitespace belongs to a token");
+            end = next;
+        }
+        assert_eq!(end, text.len());
+        assert_eq!(changed.fingerprint(), plain.fingerprint());
+    }
+
+    #[test]
+    fn control_tokens_are_found_in_any_case_where_a_normaliser_may_change_it() {
+        let exact = changed(|_| {}).unwrap();
+        assert_eq!(exact.control_token_in("a <|im_end|> b"), Some("<|im_end|>"));
+        assert_eq!(exact.control_token_in("a <|IM_END|> <|im_end"), None);
+        let any_case = changed(|t| t["added_tokens"][2]["normalized"] = json!(true)).unwrap();
+        assert_eq!(
+            any_case.control_token_in("é <|IM_end|>"),
+            Some("<|im_end|>")
+        );
+        let not_special = changed(|t| t["added_tokens"][2]["special"] = json!(false)).unwrap();
+        assert_eq!(not_special.control_token_in("<|im_end|>"), None);
+    }
+}
