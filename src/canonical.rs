@@ -129,4 +129,12 @@ mod tests {
         assert!(unseal(br#"{"a": 1}"#, Seal::Required).is_err());
         assert!(unseal(br#"{"a": 1, "self_sha256": "00"}"#, Seal::Optional).is_err());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn a_sealed_float_is_read_back_to_the_same_bytes(x in proptest::num::f64::ANY) {
+            let sealed = seal(&json!({"mean": x, "list": [x, -x]}));
+            assert!(unseal(&sealed, Seal::Required).is_ok(), "{x:e}");
+        }
+    }
 }

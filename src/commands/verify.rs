@@ -146,7 +146,7 @@ fn facts(set: &ScoredSet, report: &Report) -> Vec<String> {
     }
     for (provenance, shards) in &report.provenances {
         let text = canonical::to_canonical(provenance);
-        lines.push(format!("made by    {text} ({shards} shards)"));
+        lines.push(format!("made by    {text} ({})", shards_text(*shards)));
     }
     for (step, paired) in [
         ("before", report.shift.before),
@@ -159,10 +159,22 @@ fn facts(set: &ScoredSet, report: &Report) -> Vec<String> {
     lines
 }
 
+fn shards_text(shards: usize) -> String {
+    match shards {
+        1 => "1 shard".to_owned(),
+        n => format!("{n} shards"),
+    }
+}
+
 fn shift_line(step: &str, paired: &Paired) -> String {
+    let how = if paired.mean() < 0.0 {
+        "worse"
+    } else {
+        "better"
+    };
     format!(
-        "shift      targets fit {:+.4} nats better than the token {step} them (standard error {:.4}, {} rows)",
-        paired.mean(),
+        "shift      targets fit {:.4} nats {how} than the token {step} them (standard error {:.4}, {} rows)",
+        paired.mean().abs(),
         paired.standard_error(),
         paired.pairs
     )
@@ -219,13 +231,13 @@ fn verdict(settings: &VerifySettings, report: &Report) -> String {
         return "not verified: see each fault above; scoring again does not cure them".to_owned();
     }
     if !report.damaged.is_empty() {
-        let shards = report.damaged_shards().len();
+        let shards = shards_text(report.damaged_shards().len());
         return match settings.discard_damaged {
             true => {
-                format!("damaged: {shards} shards, moved aside; run the same score command again")
+                format!("damaged: {shards}, moved aside; run the same score command again")
             }
             false => format!(
-                "damaged: {shards} shards; `kdscore verify --discard-damaged` moves them aside, then the same score command makes them again"
+                "damaged: {shards}; `kdscore verify --discard-damaged` moves them aside, then the same score command makes them again"
             ),
         };
     }

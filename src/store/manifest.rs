@@ -4,6 +4,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::corpus::check_id;
 use super::job::{FORMAT_VERSION, Job, PlannedShard, Terms, check_version};
 use crate::canonical::{self, Seal};
 use crate::products::{Dtype, Product};
@@ -98,6 +99,25 @@ pub(super) fn expected_arrays(terms: &Terms, rows: usize, sequences: usize) -> V
     products.chain([row_offsets]).collect()
 }
 
+/// An array lies in a folder of its own shard and nowhere else.
+fn check_path(shard_id: &str, file: &ProductFile) -> Result<()> {
+    let parts: Vec<&str> = file.path.split('/').collect();
+    let fits = match parts[..] {
+        [shard, content, name] => {
+            shard == shard_id && check_id(content).is_ok() && name == format!("{}.npy", file.name)
+        }
+        _ => false,
+    };
+    ensure!(
+        fits,
+        "{}: expected a path like {shard_id}/…/{}.npy, found {:?}",
+        file.name,
+        file.name,
+        file.path
+    );
+    Ok(())
+}
+
 /// Where a shard's manifest lies.
 pub(super) fn manifest_name(shard_id: &str) -> String {
     format!("{shard_id}.manifest.json")
@@ -136,7 +156,6 @@ impl Manifest {
         let stated: Vec<_> = self.products.iter().map(|p| p.name.as_str()).collect();
         let names: Vec<_> = expected.iter().map(|e| e.name).collect();
         ensure!(stated == names, "expected {names:?}, found {stated:?}");
-        let inside = format!("{}/", self.shard.id);
         for (file, expected) in self.products.iter().zip(&expected) {
             let name = &file.name;
             ensure!(
@@ -155,11 +174,7 @@ impl Manifest {
                 file.layout == Layout::Fixed,
                 "{name}: expected layout fixed"
             );
-            ensure!(
-                file.path.starts_with(&inside),
-                "{name}: expected a path below {inside}, found {:?}",
-                file.path
-            );
+            check_path(&self.shard.id, file)?;
         }
         Ok(())
     }
