@@ -1,5 +1,6 @@
 //! `score`: the open shards of a scored set, one after another, until none is left.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -34,6 +35,10 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
     let vocab = Vocab::new(settings, &teacher, &corpus)?;
     let plan = plan_shards(&corpus, settings.shard_tokens)?;
     let longest = longest_sequence(&corpus, teacher.description().context)?;
+    check_ids(&corpus, &vocab)?;
+    let rows = rows_of_plan(&corpus, &plan)?;
+    let most = Most::of(&plan, &rows, longest);
+    let (limits, memory) = plan_memory(settings, &teacher, &vocab, most)?;
     let job = Job {
         identity: identity(settings, &teacher, &corpus, &vocab)?,
         plan,
@@ -45,6 +50,7 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
         settings,
         corpus: &corpus,
         set: &set,
+        rows,
         vocab,
         interrupt,
     };
@@ -54,8 +60,7 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
             "all shards were committed before; nothing to do",
         );
     }
-    check_ids(&corpus, &open, &vocab)?;
-    run.score_all(&teacher, &open, longest)
+    run.score_all(&teacher, &open, limits, memory)
 }
 
 /// Sizes of the vocabulary as head, tokenizer and user see it.
@@ -171,24 +176,24 @@ fn longest_sequence(corpus: &CorpusReader, context: usize) -> Result<usize> {
     Ok(longest)
 }
 
-/// Every id must have a row of the embedding, every target one of the head rows scored.
-fn check_ids(corpus: &CorpusReader, open: &[PlannedShard], vocab: &Vocab) -> Result<()> {
-    for planned in open {
-        let files = corpus.shard(shard_index(corpus, planned)?)?;
+/// Every id must have a row of the embedding, every target one of the head rows scored. The
+/// reader has compared all ids with the corpus's own vocabulary, which is most often enough.
+fn check_ids(corpus: &CorpusReader, vocab: &Vocab) -> Result<()> {
+    if vocab.tokenizer <= vocab.scored {
+        return Ok(());
+    }
+    for shard in 0..corpus.shards().len() {
+        let files = corpus.shard(shard)?;
         let view = files.view()?;
-        for s in planned.range() {
+        for s in 0..view.sequences() {
             let sequence = view.sequence(s);
-            let valid = 0..vocab.head as i32;
-            if let Some(t) = sequence.tokens.iter().position(|id| !valid.contains(id)) {
+            let outside = |id: &&i32| **id >= vocab.head as i32;
+            if let Some(id) = sequence.tokens.iter().find(outside) {
                 bail!(
-                    "{} sequence {s} position {t}: expected a token id below {}, the teacher's vocabulary, found {}",
+                    "{} sequence {s}: expected token ids below {}, the teacher's vocabulary, found {id}",
                     files.id(),
                     vocab.head,
-                    sequence.tokens[t]
                 );
-            }
-            if vocab.scored == vocab.head {
-                continue;
             }
             let outside = sequence.rows().find(|r| r.target >= vocab.scored as i32);
             if let Some(row) = outside {
@@ -214,6 +219,77 @@ fn shard_index(corpus: &CorpusReader, planned: &PlannedShard) -> Result<usize> {
 fn absolute(path: &std::path::Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     path.to_string_lossy().into_owned()
+}
+
+/// The largest of everything that memory depends on.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    rows: u64,
+    sequences: u64,
+    /// Tokens of the longest sequence.
+    length: usize,
+}
+
+impl Most {
+    fn of(plan: &[PlannedShard], rows: &[u64], length: usize) -> Most {
+        Most {
+            rows: rows.iter().copied().max().unwrap_or(0),
+            sequences: plan.iter().map(PlannedShard::sequences).max().unwrap_or(0),
+            length,
+        }
+    }
+}
+
+/// Limits that fit the machine, or an error with bytes needed and present. Before the weights are
+/// hashed: a teacher that doesn't fit should say so at once.
+fn plan_memory(
+    settings: &ScoreSettings,
+    teacher: &OpenTeacher,
+    vocab: &Vocab,
+    most: Most,
+) -> Result<(Limits, MemoryPlan)> {
+    let description = teacher.description();
+    let (inner_max, head_dim) = (description.inner_max(), description.head_dim_max());
+    let shape = RunShape {
+        description,
+        products: &settings.products,
+        vocab_scored: vocab.scored,
+        weights: teacher.teacher.checkpoint.bytes(),
+        rows_max: most.rows,
+        sequences_max: most.sequences,
+        scratch: Cpu::scratch_bytes(inner_max, head_dim) as u64,
+    };
+    let free = machine::memory_available().unwrap_or(u64::MAX);
+    let (budget, chunk) = (settings.token_budget, settings.head_chunk);
+    let room = free.saturating_sub(shape.weights);
+    let limits = shape.limits(budget, chunk, most.length, room);
+    let memory = shape.memory(&limits);
+    ensure!(
+        memory.total() <= free,
+        "{}: the teacher doesn't fit: expected {} of memory (weights {}, everything else {}), found {} available; a smaller --token-budget, --head-chunk or --shard-tokens needs less",
+        settings.teacher.display(),
+        text::bytes(memory.total()),
+        text::bytes(memory.weights),
+        text::bytes(memory.anonymous()),
+        text::bytes(free)
+    );
+    Ok((limits, memory))
+}
+
+/// Rows of every scored shard, counted in the corpus, each of whose shards is looked at once.
+fn rows_of_plan(corpus: &CorpusReader, plan: &[PlannedShard]) -> Result<Vec<u64>> {
+    let mut rows = Vec::with_capacity(plan.len());
+    for pieces in plan.chunk_by(|a, b| a.corpus_shard == b.corpus_shard) {
+        let files = corpus.shard(shard_index(corpus, &pieces[0])?)?;
+        let view = files.view()?;
+        rows.extend(pieces.iter().map(|piece| {
+            let counts = piece
+                .range()
+                .map(|s| view.sequence(s).rows().count() as u64);
+            counts.sum::<u64>()
+        }));
+    }
+    Ok(rows)
 }
 
 /// What this process has done so far.
@@ -252,6 +328,8 @@ struct Run<'a> {
     settings: &'a ScoreSettings,
     corpus: &'a CorpusReader,
     set: &'a ScoredSet,
+    /// Of each shard of the plan.
+    rows: Vec<u64>,
     vocab: Vocab,
     interrupt: &'a Interrupt,
 }
@@ -261,10 +339,10 @@ impl Run<'_> {
         &self,
         teacher: &OpenTeacher,
         open: &[PlannedShard],
-        longest: usize,
+        limits: Limits,
+        memory: MemoryPlan,
     ) -> Result<Outcome> {
         let backend = Cpu;
-        let (limits, memory) = self.plan_memory(teacher, open, longest)?;
         let provenance = self.provenance(&backend, &limits);
         self.check_same_device(&provenance)?;
         progress::note(&memory_text(&memory, &limits));
@@ -277,7 +355,7 @@ impl Run<'_> {
             limits,
             memory,
             provenance,
-            progress: self.progress(open)?,
+            progress: self.progress(open),
             started: Instant::now(),
             tally: Tally::default(),
         };
@@ -330,7 +408,7 @@ impl Run<'_> {
         };
         let line = log_line(planned, &scored, started, &pass.memory);
         pass.tally.shards += 1;
-        pass.tally.rows += rows_of(&scored) as u64;
+        pass.tally.rows += scored_rows(&scored) as u64;
         pass.tally.padded_mass += scored.padded_mass;
         let committed = self
             .set
@@ -340,44 +418,6 @@ impl Run<'_> {
             Committed::Written => Step::Committed,
             Committed::AlreadyThere => Step::LostRace,
         })
-    }
-
-    /// Limits that fit the machine, or an error with bytes needed and present.
-    fn plan_memory(
-        &self,
-        teacher: &OpenTeacher,
-        open: &[PlannedShard],
-        longest: usize,
-    ) -> Result<(Limits, MemoryPlan)> {
-        let (mut rows_max, mut sequences_max) = (0, 0);
-        for planned in open {
-            rows_max = rows_max.max(self.rows_of(planned)?);
-            sequences_max = sequences_max.max(planned.sequences());
-        }
-        let description = teacher.description();
-        let shape = RunShape {
-            description,
-            products: &self.settings.products,
-            vocab_scored: self.vocab.scored,
-            weights: teacher.teacher.checkpoint.bytes(),
-            rows_max,
-            sequences_max,
-            scratch: Cpu::scratch_bytes(description.inner_max(), description.head_dim_max()) as u64,
-        };
-        let free = machine::memory_available().unwrap_or(u64::MAX);
-        let (budget, chunk) = (self.settings.token_budget, self.settings.head_chunk);
-        let limits = shape.limits(budget, chunk, longest, free.saturating_sub(shape.weights));
-        let memory = shape.memory(&limits);
-        ensure!(
-            memory.total() <= free,
-            "{}: the teacher doesn't fit: expected {} of memory (weights {}, everything else {}), found {} available; a smaller --token-budget, --head-chunk or --shard-tokens needs less",
-            self.settings.teacher.display(),
-            text::bytes(memory.total()),
-            text::bytes(memory.weights),
-            text::bytes(memory.anonymous()),
-            text::bytes(free)
-        );
-        Ok((limits, memory))
     }
 
     /// The budget the packer fills batches to. `limits.tokens` may be above it, for one long
@@ -414,29 +454,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn progress(&self, open: &[PlannedShard]) -> Result<Progress> {
-        let mut total = 0;
-        for planned in &self.set.job().plan {
-            total += self.rows_of(planned)?;
-        }
-        let mut left = 0;
-        for planned in open {
-            left += self.rows_of(planned)?;
-        }
-        Ok(Progress::new("scoring", "rows", total, total - left))
-    }
-
-    fn rows_of(&self, planned: &PlannedShard) -> Result<u64> {
-        let index = shard_index(self.corpus, planned)?;
-        if planned.sequences() == self.corpus.sequences_of(index) {
-            return self.corpus.rows_of(index);
-        }
-        let files = self.corpus.shard(index)?;
-        let view = files.view()?;
-        let rows = planned
-            .range()
-            .map(|s| view.sequence(s).rows().count() as u64);
-        Ok(rows.sum())
+    fn progress(&self, open: &[PlannedShard]) -> Progress {
+        let open: HashSet<&str> = open.iter().map(|planned| planned.id.as_str()).collect();
+        let plan = self.set.job().plan.iter();
+        let left: u64 = plan
+            .zip(&self.rows)
+            .filter(|(planned, _)| open.contains(planned.id.as_str()))
+            .map(|(_, rows)| rows)
+            .sum();
+        let total = self.rows.iter().sum();
+        Progress::new("scoring", "rows", total, total - left)
     }
 
     /// How much of the teacher's probability lies where no token is.
@@ -535,7 +562,7 @@ fn log_line(
     let seconds = started.elapsed().as_secs_f64();
     json!({
         "shard": planned.id,
-        "rows": rows_of(scored),
+        "rows": scored_rows(scored),
         "tokens": scored.tokens,
         "seconds": seconds,
         "tokens_per_second": scored.tokens as f64 / seconds,
@@ -543,7 +570,7 @@ fn log_line(
     })
 }
 
-fn rows_of(scored: &ScoredShard) -> usize {
+fn scored_rows(scored: &ScoredShard) -> usize {
     scored.arrays.first().map_or(0, |array| array.shape[0])
 }
 

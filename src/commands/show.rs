@@ -90,23 +90,24 @@ impl Viewer {
         })
     }
 
-    /// `count` rows worth a look, from different sequences: each the one of its sequence where
-    /// the teacher is least sure, among rows whose target it knows.
+    /// `count` rows worth a look, from different sequences: of each the one where the teacher is
+    /// least sure, among those where the target is one of its first choices.
     ///
     /// # Errors
-    /// As for opening; a set whose first shard is not committed.
+    /// As for opening; a set with a shard that is not committed.
     pub fn highlights(&self, count: usize) -> Result<(String, Value)> {
         let sequences = self.corpus.sequences();
         let mut shown = Vec::new();
         for pick in 0..count as u64 {
             let number = (sequences * (2 * pick + 1)) / (2 * count as u64);
             let (row, _) = self.rows_of(number.min(sequences.saturating_sub(1)), |rows| {
-                let known = rows.into_iter().filter(|r| r.target_logp.is_some());
                 let first = |r: &ShownRow| r.best.first().map_or(0.0, |b| b.1);
-                known
-                    .min_by(|a, b| first(a).total_cmp(&first(b)))
-                    .into_iter()
-                    .collect()
+                let unsure = rows.into_iter().min_by(|a, b| {
+                    (!a.is_expected(), first(a))
+                        .partial_cmp(&(!b.is_expected(), first(b)))
+                        .unwrap_or(std::cmp::Ordering::Equal)
+                });
+                unsure.into_iter().collect()
             })?;
             shown.extend(row);
         }
@@ -192,6 +193,12 @@ impl Viewer {
 }
 
 impl ShownRow {
+    /// Whether the target is among the choices shown.
+    fn is_expected(&self) -> bool {
+        let lowest_shown = self.best.last().map_or(0.0, |b| b.1);
+        self.target_logp.is_some_and(|logp| logp >= lowest_shown)
+    }
+
     fn json(&self) -> Value {
         let best = self.best.iter();
         json!({

@@ -101,7 +101,7 @@ impl Backend for Cpu {
         json!({
             "backend": "cpu",
             "device": cpu_model(),
-            "instructions": format!("{:?}", pulp::Arch::new()),
+            "instructions": instructions(),
         })
     }
 
@@ -280,6 +280,20 @@ fn widen(weight: &HostWeight, out: &mut [f32]) {
             .zip(twos)
             .for_each(|(o, b)| *o = bf16::from_le_bytes(*b).to_f32()),
     }
+}
+
+/// The widest instructions in use: they decide which of gemm's kernels runs.
+fn instructions() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if pulp::x86::V4::try_new().is_some() {
+            return "x86-64-v4";
+        }
+        if pulp::x86::V3::try_new().is_some() {
+            return "x86-64-v3";
+        }
+    }
+    std::env::consts::ARCH
 }
 
 /// The processor's name, where the system tells it.

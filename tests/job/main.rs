@@ -1,0 +1,12 @@
+//! The main job through the real program, on the teacher that comes with kdscore.
+
+mod bad_teacher;
+mod checkpoint;
+mod determinism;
+mod golden;
+mod interrupted;
+mod kill;
+mod memory;
+mod oracle;
+mod program;
+mod quickstart;
