@@ -44,7 +44,7 @@ pub enum Command {
 
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// TOML file with the tables [prepare], [score] and [verify]; paths in it are relative to it.
+    /// TOML file with the tables `prepare`, `score` and `verify`; paths in it are relative to it.
     pub config: PathBuf,
 
     /// Override one option of the file, for example --set score.k=64.

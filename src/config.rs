@@ -242,7 +242,7 @@ impl Rebase for VerifyArgs {
     }
 }
 
-/// A job's TOML file: the tables [prepare], [score] and [verify].
+/// A job's TOML file: the tables `prepare`, `score` and `verify`.
 #[derive(Debug)]
 pub struct JobFile {
     path: PathBuf,

@@ -11,7 +11,7 @@ use crate::config::{JobFile, PrepareSettings, ScoreSettings, VerifySettings};
 /// Decoded positions at the end of the run.
 const HIGHLIGHTS: usize = 3;
 
-/// Prepares (if the file has a [prepare] table and the corpus is not there), scores what is not
+/// Prepares (if the file has a `prepare` table and the corpus is not there), scores what is not
 /// committed, verifies, and shows a few rows.
 ///
 /// # Errors
