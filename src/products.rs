@@ -2,7 +2,7 @@
 //!
 //! A logits slice is reduced once; every product of a row comes out of that one reduction. A new
 //! product is a new variant of [`Product`], a field of [`RowScores`] and an arm of
-//! [`Product::encode`].
+//! `Product::encode`.
 
 use half::f16;
 

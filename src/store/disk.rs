@@ -1,6 +1,6 @@
 //! A store on a disk.
 //!
-//! Architecture invariant: a file gets its final name only in [`LocalDisk::durable`], which
+//! Architecture invariant: a file gets its final name only in `LocalDisk::durable`, which
 //! writes under a temporary name, syncs, renames and syncs every folder on the way, in that
 //! order. So no name ever stands for half a file, and no caller can forget a step.
 
