@@ -179,6 +179,11 @@ pub struct ScoreArgs {
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub trust_tokens: Option<bool>,
 
+    /// Score although config.json has keys, or the checkpoint tensors, that kdscore doesn't know
+    /// and that could change the numbers.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub allow_unknown_config: Option<bool>,
+
     /// Refuse to add to shards made on another device model, libraries, kernels or build.
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub same_device: Option<bool>,
@@ -246,4 +251,9 @@ pub struct ShowArgs {
     /// JSON file with one chat ({"messages": [...]} or the list itself) to score.
     #[arg(long, value_name = "FILE", group = "input")]
     pub messages: Option<PathBuf>,
+
+    /// Score although config.json has keys, or the checkpoint tensors, that kdscore doesn't know
+    /// and that could change the numbers.
+    #[arg(long, requires = "teacher")]
+    pub allow_unknown_config: bool,
 }

@@ -12,6 +12,7 @@ use toml::{Table, Value};
 
 use crate::cli::{PrepareArgs, ScoreArgs, VerifyArgs};
 use crate::corpus::{Format, LossRule, OnProblem};
+use crate::model::Unknown;
 use crate::products::{Dtype, Product, ProductPlan};
 
 /// Token count of a corpus shard when nothing else is said: about 4 M tokens, 16 MiB of ids.
@@ -97,6 +98,8 @@ pub struct ScoreSettings {
     pub shard_tokens: Option<usize>,
     pub vocab_limit: Option<usize>,
     pub trust_tokens: bool,
+    /// What to do with config keys and tensors that kdscore doesn't know.
+    pub unknown: Unknown,
     pub same_device: bool,
 }
 
@@ -166,6 +169,10 @@ impl ScoreSettings {
             shard_tokens: at_least_one(args.shard_tokens, "shard-tokens")?,
             vocab_limit: at_least_one(args.vocab_limit, "vocab-limit")?,
             trust_tokens: args.trust_tokens.unwrap_or(false),
+            unknown: match args.allow_unknown_config {
+                Some(true) => Unknown::Allow,
+                _ => Unknown::Refuse,
+            },
             same_device: args.same_device.unwrap_or(false),
         })
     }

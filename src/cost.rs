@@ -60,7 +60,7 @@ impl RunShape<'_> {
         MemoryPlan {
             weights: self.weights,
             activations: (limits.tokens * self.token_bytes(limits.wave)) as u64
-                + self.table_bytes(limits.sequence),
+                + self.table_bytes(limits),
             logits: (limits.head_chunk * head_row * F32) as u64,
             rows: self.rows_max * self.row_bytes() + self.sequences_max * 32,
             scratch: self.scratch,
@@ -95,10 +95,7 @@ impl RunShape<'_> {
     /// Bytes a token takes in every buffer of a pass, with `wave` batches held.
     fn token_bytes(&self, wave: usize) -> usize {
         let d = self.description;
-        let q = d.widest(|l| l.q.outputs());
-        let kv = d.widest(|l| l.k.outputs());
-        let inner = d.widest(|l| l.gate.outputs());
-        let activations = (wave + 2) * d.hidden + 2 * q + 2 * kv + 2 * inner;
+        let activations = (wave + 2) * d.hidden + d.widths().numbers_per_token();
         // The batch itself and the rows that come back, whose number the tokens bound.
         let host = wave * (64 + self.products.k * 8);
         activations * F32 + host
@@ -108,10 +105,11 @@ impl RunShape<'_> {
         self.products.bytes_per_row() as u64 + 1
     }
 
-    fn table_bytes(&self, positions: usize) -> u64 {
+    fn table_bytes(&self, limits: &Limits) -> u64 {
         let ropes = self.description.ropes.iter();
-        let width: usize = ropes.map(|r| r.inverse_frequencies.len()).sum();
+        let numbers = ropes.map(|r| r.table_rows_max(limits) * r.inverse_frequencies.len());
+        let temperature = self.description.temperature.map_or(0, |_| limits.sequence);
         // The tables are made in host memory before they go where the backend computes.
-        (positions * width * 2 * F32 * 2) as u64
+        ((numbers.sum::<usize>() * 2 + temperature) * F32 * 2) as u64
     }
 }

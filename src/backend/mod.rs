@@ -6,109 +6,21 @@
 //! is in the buffer.
 
 pub mod cpu;
+mod weight;
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use anyhow::Result;
 
-/// How a stored weight encodes its numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FloatDtype {
-    F32,
-    F16,
-    Bf16,
-}
+pub use weight::{Encoding, FloatDtype, HostBytes, HostWeight, Lines, MX_BLOCK, Order};
 
-impl FloatDtype {
-    /// Bytes of one element.
-    pub fn size(self) -> usize {
-        match self {
-            FloatDtype::F32 => 4,
-            FloatDtype::F16 | FloatDtype::Bf16 => 2,
-        }
-    }
-}
-
-/// A weight in host memory, usually a piece of a memory-mapped file; cheap to clone.
-#[derive(Clone)]
-pub struct HostWeight {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
-    span: Range<usize>,
-    pub dtype: FloatDtype,
-    /// (N) or (N, K), C order, little endian.
-    pub shape: Vec<usize>,
-}
-
-impl HostWeight {
-    /// # Panics
-    /// When `span` is not exactly the bytes that `dtype` and `shape` need; the caller has checked
-    /// the file.
-    pub fn new(
-        owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
-        span: Range<usize>,
-        dtype: FloatDtype,
-        shape: Vec<usize>,
-    ) -> HostWeight {
-        assert_eq!(span.len(), shape.iter().product::<usize>() * dtype.size());
-        assert!(span.end <= (*owner).as_ref().len());
-        HostWeight {
-            owner,
-            span,
-            dtype,
-            shape,
-        }
-    }
-
-    /// A weight made of numbers at hand, kept as f32.
-    pub fn from_f32(values: &[f32], shape: Vec<usize>) -> HostWeight {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let span = 0..bytes.len();
-        HostWeight::new(Arc::new(bytes), span, FloatDtype::F32, shape)
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        &(*self.owner).as_ref()[self.span.clone()]
-    }
-
-    /// Rows of a matrix, or the length of a vector.
-    pub fn rows(&self) -> usize {
-        self.shape[0]
-    }
-
-    /// Elements of one row.
-    pub fn width(&self) -> usize {
-        self.shape[1..].iter().product()
-    }
-
-    /// Rows `rows` of this weight, sharing its memory.
-    pub fn slice_rows(&self, rows: Range<usize>) -> HostWeight {
-        let row_bytes = self.width() * self.dtype.size();
-        let start = self.span.start;
-        let mut shape = self.shape.clone();
-        shape[0] = rows.len();
-        HostWeight::new(
-            self.owner.clone(),
-            start + rows.start * row_bytes..start + rows.end * row_bytes,
-            self.dtype,
-            shape,
-        )
-    }
-}
-
-impl fmt::Debug for HostWeight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostWeight({:?} {:?})", self.dtype, self.shape)
-    }
-}
-
-/// Activations: (rows, width) in C order. Allocated once for the most rows it will ever hold.
+/// Activations: (rows, width) in C order. Allocated once for the most it will ever hold.
 pub trait Tensor {
     fn rows(&self) -> usize;
     fn width(&self) -> usize;
-    /// Sets how many rows are in use, up to those allocated. Their content is then undefined.
-    fn set_rows(&mut self, rows: usize);
+    /// Sets the rows and width in use, up to the numbers allocated. Their content is then
+    /// undefined.
+    fn set_shape(&mut self, rows: usize, width: usize);
 }
 
 /// Whether a product replaces what is in the output or is added to it.
@@ -118,18 +30,104 @@ pub enum Into {
     Add,
 }
 
-/// How a row is normalised before its weight is applied.
+/// How rows, or pieces of rows, are normalised before weight and bias are applied.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum NormKind {
-    /// x / sqrt(mean(x^2) + eps)
-    Rms { eps: f32 },
+pub struct NormShape {
+    pub kind: NormKind,
+    pub eps: f32,
+    /// Numbers normalised together; a row is a whole number of such pieces.
+    pub width: usize,
 }
 
-/// What stands between the two halves of a gated MLP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NormKind {
+    /// x / sqrt(mean(x^2) + eps)
+    Rms,
+    /// (x - mean(x)) / sqrt(var(x) + eps)
+    Layer,
+}
+
+/// A norm ready to be applied. Weight and bias (N) are as wide as a row, or as one piece of it
+/// and then the same for every piece.
+#[derive(Debug)]
+pub struct Norm<W> {
+    pub shape: NormShape,
+    pub weight: Option<W>,
+    pub bias: Option<W>,
+}
+
+/// A linear map ready to be applied.
+#[derive(Debug)]
+pub struct Linear<W> {
+    pub weight: W,       // (N, K)
+    pub bias: Option<W>, // (N)
+}
+
+/// What an MLP does between its projections.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// x * sigmoid(x)
     Silu,
+    /// x * (1 + erf(x / sqrt 2)) / 2
+    Gelu,
+    /// x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2
+    GeluTanh,
+    /// max(x, 0)
+    Relu,
+    /// max(x, 0)^2
+    Relu2,
+    /// gpt-oss: with the gate limited from above and the other side from both,
+    /// gate * sigmoid(alpha * gate) * (up + 1).
+    ClampedSwiglu { alpha: f32, limit: f32 },
+}
+
+/// An MLP ready to be applied: down(activation(gate(x)) * up(x)), or down(activation(up(x)))
+/// without a gate.
+#[derive(Debug)]
+pub struct Mlp<W> {
+    pub gate: Option<Linear<W>>, // (I, H)
+    pub up: Linear<W>,           // (I, H)
+    pub down: Linear<W>,         // (H, I)
+}
+
+/// Which pairs of a head are rotated against each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopePairs {
+    /// i and i + width / 2
+    Halves,
+    /// 2 i and 2 i + 1
+    Neighbours,
+}
+
+/// The part of every head that is rotated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RopeShape {
+    pub head_dim: usize,
+    /// First number of a head that is rotated; as many as two columns of the table's.
+    pub start: usize,
+    pub pairs: RopePairs,
+}
+
+/// Which keys a query at position p sees, of those up to p.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mask {
+    /// All of them.
+    Causal,
+    /// The last so many: p - w + 1 to p.
+    Window(usize),
+    /// Those of its own chunk: p / c * c to p.
+    Chunk(usize),
+}
+
+impl Mask {
+    /// First key that a query at `position` sees.
+    pub fn first_key(self, position: usize) -> usize {
+        match self {
+            Mask::Causal => 0,
+            Mask::Window(w) => (position + 1).saturating_sub(w),
+            Mask::Chunk(c) => position / c * c,
+        }
+    }
 }
 
 /// Attention of one layer, whatever the batch.
@@ -137,9 +135,81 @@ pub enum Activation {
 pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
+    /// Width of a head's queries and keys.
     pub head_dim: usize,
+    /// Width of a head's values.
+    pub value_dim: usize,
     /// Factor on the scores before the softmax.
     pub scale: f32,
+    /// Scores, scaled, become cap * tanh(score / cap).
+    pub cap: Option<f32>,
+    pub mask: Mask,
+}
+
+/// How a row of router logits becomes experts and their weights. Equal scores go to the lower
+/// expert.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RouterRule {
+    /// Experts a row takes.
+    pub chosen: usize,
+    pub score: RouterScore,
+    /// Whether the weights of the chosen are divided by their sum.
+    pub renormalise: bool,
+    /// Only experts of the best groups take part; a group is as good as its two best together.
+    pub groups: Option<RouterGroups>,
+    /// Factor on the weights.
+    pub scale: f32,
+    pub weighs: Weighs,
+}
+
+/// What a layer's experts do, whatever their weights.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ExpertsRule {
+    pub router: RouterRule,
+    pub activation: Activation,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouterScore {
+    /// Chosen and weighted by the softmax over all experts.
+    Softmax,
+    /// Chosen by logit, weighted by the softmax over the chosen.
+    SoftmaxOfChosen,
+    /// Chosen by sigmoid(logit) + correction, weighted by sigmoid(logit).
+    Sigmoid,
+    /// Chosen by logit, weighted by sigmoid(logit).
+    SigmoidOfChosen,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RouterGroups {
+    pub count: usize,
+    pub kept: usize,
+}
+
+/// What a router's weights multiply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weighs {
+    Outputs,
+    Inputs,
+}
+
+/// A layer's experts ready to be applied.
+#[derive(Debug)]
+pub struct Experts<W> {
+    pub router: Linear<W>, // (E, H)
+    /// Added to the scores when experts are chosen, not when they are weighted.
+    pub correction: Option<W>, // (E)
+    pub list: Vec<Mlp<W>>,
+}
+
+/// Room for the rows of one expert at a time.
+#[derive(Debug)]
+pub struct MlpWork<T> {
+    pub rows: T,   // (T, H)
+    pub gate: T,   // (T, I)
+    pub up: T,     // (T, I)
+    pub result: T, // (T, H)
 }
 
 /// One sequence of a packed batch, as attention sees it.
@@ -160,12 +230,16 @@ pub struct Segments {
 }
 
 /// What the head does to logits after the product, in this order.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LogitRule {
     /// Head rows that take part; those beyond are as if they were not there.
     pub vocab: usize,
     /// Tokens the tokenizer has; head rows from here to `vocab` are padding.
     pub vocab_real: usize,
+    /// Factor on every logit.
+    pub scale: f32,
+    /// Logits, scaled, become cap * tanh(logit / cap).
+    pub cap: Option<f32>,
 }
 
 /// The reduction of a logits slice: one entry a row.
@@ -202,7 +276,7 @@ impl HeadRows {
     }
 }
 
-/// The ops. Each sets the rows of its output to fit. Shapes: T tokens of a packed batch, H hidden, V vocabulary, R rows of a slice.
+/// The ops. Each sets the shape of its output to fit. Shapes: T tokens of a packed batch, H hidden, V vocabulary, R rows of a slice.
 pub trait Backend: Send + Sync {
     type Tensor: Tensor + Send;
     /// A weight where the backend computes.
@@ -227,48 +301,89 @@ pub trait Backend: Send + Sync {
     /// Puts (rows, width) numbers in `x`, whose rows are set to match.
     fn upload(&self, values: &[f32], x: &mut Self::Tensor);
 
-    /// out (T, H) = rows `tokens` of `table` (V, H).
-    fn embed(&self, table: &Self::Weight, tokens: &Self::Index, out: &mut Self::Tensor);
+    /// out (T, H) = or += rows `rows` of `table` (V, H).
+    fn embed(&self, table: &Self::Weight, rows: &Self::Index, into: Into, out: &mut Self::Tensor);
 
-    /// out (T, H) = norm of each row of x (T, H), times weight (H).
-    fn norm(&self, x: &Self::Tensor, kind: NormKind, weight: &Self::Weight, out: &mut Self::Tensor);
+    /// x (T, N) = x * factor.
+    fn scale(&self, x: &mut Self::Tensor, factor: f32);
+
+    /// Row t of x (T, N) times row `rows[t]` of `factors` (P, 1).
+    fn scale_rows(&self, x: &mut Self::Tensor, factors: &Self::Tensor, rows: &Self::Index);
+
+    /// Row t of x (T, N) times sigmoid of row t of `gate` (T, 1).
+    fn gate_rows(&self, x: &mut Self::Tensor, gate: &Self::Tensor);
+
+    /// x (T, N), each number brought within -bound and bound.
+    fn clip(&self, x: &mut Self::Tensor, bound: f32);
+
+    /// out (T, N) = x (T, N).
+    fn copy(&self, x: &Self::Tensor, out: &mut Self::Tensor);
+
+    /// out (T, N) += x (T, N) * factor.
+    fn add_scaled(&self, x: &Self::Tensor, factor: f32, out: &mut Self::Tensor);
+
+    /// out (T, N) = norm of x (T, N).
+    fn norm(&self, x: &Self::Tensor, norm: &Norm<Self::Weight>, out: &mut Self::Tensor);
+
+    /// x (T, N) = norm of x.
+    fn norm_in_place(&self, x: &mut Self::Tensor, norm: &Norm<Self::Weight>);
 
     /// out (T, N) = or += x (T, K) · weightᵀ (N, K) + bias (N).
     fn linear(
         &self,
         x: &Self::Tensor,
-        weight: &Self::Weight,
-        bias: Option<&Self::Weight>,
+        linear: &Linear<Self::Weight>,
         into: Into,
         out: &mut Self::Tensor,
     );
 
     /// Rotates each head of x (T, heads · head_dim) in place by the angles of its row of the
-    /// tables: cos and sin (P, head_dim / 2), row `positions[t]`. Halves are rotated against
-    /// each other, as Hugging Face's `rotate_half` does.
+    /// tables: cos and sin (P, width / 2), row `positions[t]`.
     fn rope(
         &self,
         x: &mut Self::Tensor,
-        head_dim: usize,
+        shape: &RopeShape,
         cos: &Self::Tensor,
         sin: &Self::Tensor,
         positions: &Self::Index,
     );
 
-    /// out (Q, heads · head_dim) = causal attention of q (Q, heads · head_dim) over
-    /// k, v (T, kv_heads · head_dim), within each segment.
+    /// out (T, heads · (M + N)) = for each head, its part of `own` (T, heads · M), then all of
+    /// `shared` (T, N).
+    fn join_heads(
+        &self,
+        own: &Self::Tensor,
+        shared: &Self::Tensor,
+        heads: usize,
+        out: &mut Self::Tensor,
+    );
+
+    /// out (Q, heads · value_dim) = causal attention of q (Q, heads · head_dim) over
+    /// k (T, kv_heads · head_dim) and v (T, kv_heads · value_dim), within each segment. `sinks`
+    /// (heads) are scores that take their share of each softmax and bring no value.
     fn attention(
         &self,
         shape: &AttentionShape,
         segments: &Segments,
-        q: &Self::Tensor,
-        k: &Self::Tensor,
-        v: &Self::Tensor,
+        sinks: Option<&Self::Weight>,
+        qkv: [&Self::Tensor; 3],
         out: &mut Self::Tensor,
     );
 
-    /// gate (T, I) = activation(gate) * up (T, I), in place.
-    fn gate(&self, activation: Activation, gate: &mut Self::Tensor, up: &Self::Tensor);
+    /// x (T, I) = activation(x), or activation(x) * up (T, I), in place.
+    fn activate(&self, activation: Activation, x: &mut Self::Tensor, up: Option<&Self::Tensor>);
+
+    /// out (T, H) = for each row of x (T, H), the experts that `rule` chooses by its row of
+    /// `logits` (T, E), each weighted, added by rising expert.
+    fn experts(
+        &self,
+        x: &Self::Tensor,
+        logits: &Self::Tensor,
+        rule: &ExpertsRule,
+        experts: &Experts<Self::Weight>,
+        work: &mut MlpWork<Self::Tensor>,
+        out: &mut Self::Tensor,
+    );
 
     /// out (R, H) = rows `rows` of x (T, H).
     fn gather(&self, x: &Self::Tensor, rows: &Self::Index, out: &mut Self::Tensor);

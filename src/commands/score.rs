@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::teacher::{OpenTeacher, open_teacher};
 use super::{Interrupt, Outcome, Status, machine, text};
+use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
-use crate::backend::{Backend, LogitRule};
 use crate::config::ScoreSettings;
 use crate::corpus::tokenizer_fingerprint;
 use crate::cost::{MemoryPlan, RunShape};
-use crate::model::{Decoder, Limits};
+use crate::model::{Decoder, Limits, Vocabulary};
 use crate::progress::{self, Progress};
 use crate::score::{Proceed, ScoredShard, ShardJob, WaveDone, score_shard};
 use crate::store::{
@@ -30,7 +30,7 @@ const NUMERICS_VERSION: u64 = 1;
 /// Anything that makes the numbers doubtful, before anything is scored: a broken teacher, ids it
 /// doesn't have, sequences longer than its context, another tokenizer, another identity.
 pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome> {
-    let teacher = open_teacher(&settings.teacher)?;
+    let teacher = open_teacher(&settings.teacher, settings.unknown)?;
     let corpus = CorpusReader::open(&settings.corpus)?;
     let vocab = Vocab::new(settings, &teacher, &corpus)?;
     let plan = plan_shards(&corpus, settings.shard_tokens)?;
@@ -249,7 +249,7 @@ fn plan_memory(
     most: Most,
 ) -> Result<(Limits, MemoryPlan)> {
     let description = teacher.description();
-    let (inner_max, head_dim) = (description.inner_max(), description.head_dim_max());
+    let (inner_max, value_dim) = (description.inner_max(), description.value_dim_max());
     let shape = RunShape {
         description,
         products: &settings.products,
@@ -257,7 +257,7 @@ fn plan_memory(
         weights: teacher.teacher.checkpoint.bytes(),
         rows_max: most.rows,
         sequences_max: most.sequences,
-        scratch: Cpu::scratch_bytes(inner_max, head_dim) as u64,
+        scratch: Cpu::scratch_bytes(inner_max, value_dim) as u64,
     };
     let free = machine::memory_available().unwrap_or(u64::MAX);
     let (budget, chunk) = (settings.token_budget, settings.head_chunk);
@@ -346,12 +346,12 @@ impl Run<'_> {
         let provenance = self.provenance(&backend, &limits);
         self.check_same_device(&provenance)?;
         progress::note(&memory_text(&memory, &limits));
-        let rule = LogitRule {
-            vocab: self.vocab.scored,
-            vocab_real: self.vocab.tokenizer,
+        let vocabulary = Vocabulary {
+            scored: self.vocab.scored,
+            tokenizer: self.vocab.tokenizer,
         };
         let mut pass = Pass {
-            decoder: Decoder::new(&backend, &teacher.teacher, limits, rule)?,
+            decoder: Decoder::new(&backend, &teacher.teacher, limits, vocabulary)?,
             limits,
             memory,
             provenance,

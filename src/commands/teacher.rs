@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::machine::UserCache;
-use crate::model::{Description, Teacher, teacher_fingerprint};
+use crate::model::{Description, Teacher, Unknown, teacher_fingerprint};
 use crate::progress::{self, Progress};
 
 /// A checked teacher.
@@ -17,8 +17,8 @@ pub struct OpenTeacher {
 
 /// # Errors
 /// All that is wrong with the checkpoint.
-pub fn open_teacher(folder: &Path) -> Result<OpenTeacher> {
-    let teacher = Teacher::open(folder)?;
+pub fn open_teacher(folder: &Path, unknown: Unknown) -> Result<OpenTeacher> {
+    let teacher = Teacher::open(folder, unknown)?;
     for note in &teacher.notes {
         progress::note(&format!("note: {note}"));
     }
@@ -49,5 +49,6 @@ impl OpenTeacher {
 /// # Errors
 /// As for opening it.
 pub fn fingerprint(folder: &Path) -> Result<String> {
-    open_teacher(folder)?.fingerprint()
+    // The fingerprint covers every key, known or not.
+    open_teacher(folder, Unknown::Allow)?.fingerprint()
 }

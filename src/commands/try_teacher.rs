@@ -9,13 +9,12 @@ use super::show::quoted;
 use super::teacher::open_teacher;
 use super::text::{self, Align};
 use super::{Outcome, Status};
-use crate::backend::LogitRule;
 use crate::backend::cpu::Cpu;
 use crate::cli::ShowArgs;
 use crate::corpus::{
     Chat, ChatTemplate, CorpusShard, Decoder as TokenDecoder, LossRule, TextTokenizer, encode_chat,
 };
-use crate::model::{Decoder, Limits, Teacher};
+use crate::model::{Decoder, Limits, Teacher, Unknown, Vocabulary};
 use crate::products::{Dtype, Product, ProductArray, ProductPlan};
 use crate::score::{Proceed, ShardJob, score_shard};
 
@@ -25,7 +24,11 @@ const HEAD_CHUNK: usize = 64;
 /// # Errors
 /// A broken teacher or tokenizer, a chat that can't be rendered, a text beyond the context.
 pub fn score_text(folder: &Path, args: &ShowArgs) -> Result<Outcome> {
-    let teacher = open_teacher(folder)?.teacher;
+    let unknown = match args.allow_unknown_config {
+        true => Unknown::Allow,
+        false => Unknown::Refuse,
+    };
+    let teacher = open_teacher(folder, unknown)?.teacher;
     let tokenizer = TextTokenizer::load(folder)?;
     let tokens = match (&args.text, &args.messages) {
         (Some(text), _) => plain_tokens(&tokenizer, text)?,
@@ -82,9 +85,9 @@ fn token_logps(teacher: &Teacher, tokenizer: &TextTokenizer, tokens: &[i32]) -> 
         head_chunk: HEAD_CHUNK,
         wave: 1,
     };
-    let rule = LogitRule {
-        vocab: teacher.description.vocab,
-        vocab_real: tokenizer.vocab_size(),
+    let vocabulary = Vocabulary {
+        scored: teacher.description.vocab,
+        tokenizer: tokenizer.vocab_size(),
     };
     let products = ProductPlan {
         k: 1,
@@ -99,7 +102,7 @@ fn token_logps(teacher: &Teacher, tokenizer: &TextTokenizer, tokens: &[i32]) -> 
         products: &products,
     };
     let backend = Cpu;
-    let mut decoder = Decoder::new(&backend, teacher, limits, rule)?;
+    let mut decoder = Decoder::new(&backend, teacher, limits, vocabulary)?;
     let scored = score_shard(&mut decoder, &job, &mut |_| Proceed::Go)?;
     let arrays = scored.map(|s| s.arrays).unwrap_or_default();
     let is_logp = |array: &&ProductArray| array.product == Product::TargetLogp;

@@ -12,7 +12,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::config::Config;
-use crate::backend::{FloatDtype, HostWeight};
+use crate::backend::HostBytes;
 use crate::mapped::map_file;
 
 const SINGLE: &str = "model.safetensors";
@@ -77,21 +77,9 @@ impl StoredTensor {
         &self.map[self.span.clone()]
     }
 
-    /// The tensor as a weight, where its dtype is one that weights have.
-    pub fn weight(&self) -> Option<HostWeight> {
-        let dtype = match self.dtype {
-            Dtype::F32 => FloatDtype::F32,
-            Dtype::F16 => FloatDtype::F16,
-            Dtype::BF16 => FloatDtype::Bf16,
-            _ => return None,
-        };
+    pub fn shared_bytes(&self) -> HostBytes {
         let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = self.map.clone();
-        Some(HostWeight::new(
-            owner,
-            self.span.clone(),
-            dtype,
-            self.shape.clone(),
-        ))
+        HostBytes::new(owner, self.span.clone())
     }
 }
 

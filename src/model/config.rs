@@ -1,7 +1,10 @@
 //! Reads a teacher's config.json. Every value that is taken is checked; what is absent takes the
-//! default that transformers gives the family.
+//! default that transformers gives the family. Which keys were taken is kept, so that one that
+//! nothing asked for can be reported.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
@@ -13,6 +16,8 @@ pub struct Config {
     /// Keys that lead to this object, with a trailing dot; empty at the top.
     place: String,
     keys: Map<String, Value>,
+    /// Places of all keys that were asked for, of this object and of those around it.
+    asked: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Config {
@@ -34,6 +39,7 @@ impl Config {
             path: path.to_path_buf(),
             place: String::new(),
             keys,
+            asked: Arc::default(),
         })
     }
 
@@ -46,12 +52,43 @@ impl Config {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(keys)) => Ok(Some(Config {
-                path: self.path.clone(),
-                place: format!("{}{key}.", self.place),
                 keys: keys.clone(),
+                ..self.empty_object(key)
             })),
             Some(other) => Err(self.wrong(key, "an object", other)),
         }
+    }
+
+    /// What `object` would give if there were an object without keys.
+    pub fn empty_object(&self, key: &str) -> Config {
+        Config {
+            path: self.path.clone(),
+            place: format!("{}{key}.", self.place),
+            keys: Map::new(),
+            asked: self.asked.clone(),
+        }
+    }
+
+    /// Keys that are there, not null, and that nothing asked for; those of an object only where
+    /// something asked for the object.
+    pub fn unasked(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = Vec::new();
+        unasked_in(&self.keys, &self.place, &asked, &mut out);
+        out
+    }
+
+    /// Says that these keys are known and change nothing here, nor does anything inside them.
+    pub fn ignore(&self, keys: &[&str]) {
+        for key in keys {
+            self.ask(key);
+            self.ask(&format!("{key}."));
+        }
+    }
+
+    fn ask(&self, key: &str) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.insert(format!("{}{key}", self.place));
     }
 
     pub fn usize(&self, key: &str) -> Result<Option<usize>> {
@@ -69,6 +106,15 @@ impl Config {
         Ok(self.usize(key)?.unwrap_or(default))
     }
 
+    /// A whole number that may be 0.
+    pub fn count_or(&self, key: &str, default: usize) -> Result<usize> {
+        match self.value(key) {
+            None => Ok(default),
+            Some(value) if value.as_u64() == Some(0) => Ok(0),
+            Some(_) => self.usize_or(key, default),
+        }
+    }
+
     /// A number of layers: small enough that each may be described.
     pub fn layers(&self, key: &str, default: usize) -> Result<usize> {
         const LAYERS_MAX: usize = 4096;
@@ -81,6 +127,87 @@ impl Config {
             )
         );
         Ok(layers)
+    }
+
+    /// Absent takes the default; null is none.
+    pub fn usize_or_none(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
+        match self.keys.contains_key(key) {
+            true => self.usize(key),
+            false => Ok(default),
+        }
+    }
+
+    /// Absent takes the default; null is none.
+    pub fn positive_or_none(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
+        match self.keys.contains_key(key) {
+            true => self.positive(key),
+            false => Ok(default),
+        }
+    }
+
+    /// A finite number of at least 0; 0 is none.
+    pub fn weight(&self, key: &str) -> Result<Option<f64>> {
+        match self.value(key).and_then(Value::as_f64) {
+            Some(0.0) => Ok(None),
+            _ => self.positive(key),
+        }
+    }
+
+    /// The finite numbers of a list.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let finite = |v: &Value| v.as_f64().filter(|v| v.is_finite());
+        let numbers: Option<Vec<f64>> = value
+            .as_array()
+            .and_then(|list| list.iter().map(finite).collect());
+        match numbers {
+            Some(numbers) => Ok(Some(numbers)),
+            None => Err(self.wrong(key, "a list of numbers", value)),
+        }
+    }
+
+    /// The layer numbers of a list.
+    pub fn layer_numbers(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        let Some(numbers) = self.numbers(key)? else {
+            return Ok(None);
+        };
+        let fits = |v: f64| v.fract() == 0.0 && (0.0..layers as f64).contains(&v);
+        let layer = |&v: &f64| fits(v).then_some(v as usize);
+        match numbers.iter().map(layer).collect() {
+            Some(list) => Ok(Some(list)),
+            None => {
+                let expected = format!("layer numbers below {layers}");
+                Err(self.wrong(key, &expected, &self.keys[key]))
+            }
+        }
+    }
+
+    /// One flag a layer, as true and false or as 1 and 0.
+    pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>> {
+        let Some(value) = self.value(key) else {
+            return Ok(None);
+        };
+        let flag = |v: &Value| match v {
+            Value::Bool(flag) => Some(*flag),
+            other => match other.as_u64() {
+                Some(0) => Some(false),
+                Some(1) => Some(true),
+                _ => None,
+            },
+        };
+        let flags: Option<Vec<bool>> = value
+            .as_array()
+            .and_then(|list| list.iter().map(flag).collect());
+        match flags {
+            Some(flags) if flags.len() == layers => Ok(Some(flags)),
+            _ => Err(self.wrong(
+                key,
+                &format!("a list of {layers} flags, one a layer"),
+                value,
+            )),
+        }
     }
 
     /// A finite number above 0.
@@ -150,10 +277,29 @@ impl Config {
 
     /// The value of `key`; null counts as absent, as in transformers.
     pub fn value(&self, key: &str) -> Option<&Value> {
+        self.ask(key);
         self.keys.get(key).filter(|v| !v.is_null())
     }
 
     fn wrong(&self, key: &str, expected: &str, found: &Value) -> anyhow::Error {
         self.error(key, &format!("expected {expected}, found {found}"))
+    }
+}
+
+fn unasked_in(
+    keys: &Map<String, Value>,
+    place: &str,
+    asked: &BTreeSet<String>,
+    out: &mut Vec<String>,
+) {
+    for (key, value) in keys {
+        let full = format!("{place}{key}");
+        match value {
+            Value::Null => {}
+            _ if !asked.contains(&full) => out.push(full),
+            _ if asked.contains(&format!("{full}.")) => {}
+            Value::Object(inner) => unasked_in(inner, &format!("{full}."), asked, out),
+            _ => {}
+        }
     }
 }

@@ -5,11 +5,13 @@
 
 use anyhow::Result;
 
-use super::description::{Description, Norm};
-use super::rope::RopeTable;
+use super::buffers::{AttentionWork, Tables, Upload, Workspace};
+use super::description::{Attention, Description, Layer, Mlp, QkNormAt, Residual};
 use super::teacher::Teacher;
-use super::weights::{Linear, Weights};
-use crate::backend::{Backend, HeadRows, Into, LogitRule, Segment, Segments};
+use super::weights::{KeyWeights, LayerWeights, MlpWeights, QueryWeights, Weights};
+use crate::backend::{
+    self, Activation, Backend, HeadRows, Into, Linear, LogitRule, MlpWork, Norm, Tensor,
+};
 use crate::batch::PackedBatch;
 
 /// The most that one pass may hold. All memory is allocated for it before the first batch.
@@ -25,41 +27,24 @@ pub struct Limits {
     pub wave: usize,
 }
 
+/// Which rows of the head count, and how many tokens the tokenizer has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Vocabulary {
+    /// Head rows in the softmax; those beyond are as if they were not there.
+    pub scored: usize,
+    pub tokenizer: usize,
+}
+
 /// A teacher on a backend, with every buffer it will need.
 pub struct Decoder<'a, B: Backend> {
     backend: &'a B,
     description: &'a Description,
     weights: Weights<B::Weight>,
-    ropes: Vec<(B::Tensor, B::Tensor)>, // cos and sin, each (sequence, head_dim / 2)
-    residuals: Vec<B::Tensor>,          // one (T, H) for each batch of a wave
+    tables: Tables<B>,
+    residuals: Vec<B::Tensor>, // one (T, H) for each batch of a wave
     work: Workspace<B>,
     limits: Limits,
     rule: LogitRule,
-}
-
-/// Activations of the one layer that is being computed, and of the head.
-struct Workspace<B: Backend> {
-    narrow: B::Tensor,       // (T, H), what the last layer keeps of a buffer
-    normed: B::Tensor,       // (T, H)
-    q: B::Tensor,            // (T, heads * head_dim)
-    k: B::Tensor,            // (T, kv_heads * head_dim)
-    v: B::Tensor,            // (T, kv_heads * head_dim)
-    attended: B::Tensor,     // (T, heads * head_dim)
-    gate: B::Tensor,         // (T, I)
-    up: B::Tensor,           // (T, I)
-    chunk: B::Tensor,        // (C, H)
-    chunk_normed: B::Tensor, // (C, H)
-    logits: B::Tensor,       // (C, vocab scored)
-}
-
-/// A packed batch as the backend sees it.
-struct Upload<B: Backend> {
-    tokens: B::Index,        // (T)
-    positions: B::Index,     // (T)
-    rows: B::Index,          // (R), index of each row's token
-    row_positions: B::Index, // (R)
-    every_token: Segments,   // T queries
-    rows_only: Segments,     // R queries
 }
 
 impl<'a, B: Backend> Decoder<'a, B> {
@@ -68,30 +53,25 @@ impl<'a, B: Backend> Decoder<'a, B> {
         backend: &'a B,
         teacher: &'a Teacher,
         limits: Limits,
-        rule: LogitRule,
+        vocabulary: Vocabulary,
     ) -> Result<Decoder<'a, B>> {
         let description = &teacher.description;
-        let ropes = description.ropes.iter().map(|rope| {
-            let RopeTable { cos, sin } = rope.table(limits.sequence);
-            let width = rope.inverse_frequencies.len();
-            let table = |values: &[f32]| -> Result<B::Tensor> {
-                let mut tensor = backend.tensor(limits.sequence, width)?;
-                backend.upload(values, &mut tensor);
-                Ok(tensor)
-            };
-            Ok((table(&cos)?, table(&sin)?))
-        });
         Ok(Decoder {
             backend,
             description,
-            weights: Weights::load(backend, teacher, rule.vocab)?,
-            ropes: ropes.collect::<Result<_>>()?,
+            weights: Weights::load(backend, teacher, vocabulary.scored)?,
+            tables: Tables::new(backend, description, limits.sequence)?,
             residuals: (0..limits.wave)
                 .map(|_| backend.tensor(limits.tokens, description.hidden))
                 .collect::<Result<_>>()?,
-            work: Workspace::new(backend, description, limits, rule.vocab)?,
+            work: Workspace::new(backend, description, limits, vocabulary.scored)?,
             limits,
-            rule,
+            rule: LogitRule {
+                vocab: vocabulary.scored,
+                vocab_real: vocabulary.tokenizer,
+                scale: description.head.scale,
+                cap: description.head.cap,
+            },
         })
     }
 
@@ -100,13 +80,22 @@ impl<'a, B: Backend> Decoder<'a, B> {
     /// # Panics
     /// When the wave or one of its batches is over the limits.
     pub fn score(&mut self, wave: &[PackedBatch], out: &mut [HeadRows]) -> Result<()> {
-        let b = self.backend;
-        let uploads = wave.iter().map(|batch| Upload::new(b, batch));
+        let (b, d) = (self.backend, self.description);
+        let uploads = wave
+            .iter()
+            .map(|batch| Upload::new(b, d, batch, self.limits.sequence));
         let uploads: Vec<Upload<B>> = uploads.collect::<Result<_>>()?;
         for (upload, residual) in uploads.iter().zip(&mut self.residuals) {
-            b.embed(&self.weights.embedding, &upload.tokens, residual);
+            let weights = &self.weights;
+            b.embed(&weights.embedding, &upload.tokens, Into::Replace, residual);
+            if d.embedding_scale != 1.0 {
+                b.scale(residual, d.embedding_scale);
+            }
+            if let Some(table) = &weights.positions {
+                b.embed(table, &upload.positions, Into::Add, residual);
+            }
         }
-        let last = self.description.layers.len() - 1;
+        let last = d.layers.len() - 1;
         for index in 0..=last {
             for (slot, upload) in uploads.iter().enumerate() {
                 self.layer(index, slot, upload, index == last);
@@ -122,44 +111,36 @@ impl<'a, B: Backend> Decoder<'a, B> {
     fn layer(&mut self, index: usize, slot: usize, batch: &Upload<B>, is_last: bool) {
         let layer = &self.description.layers[index];
         let weights = self.weights.layer(index);
-        let (cos, sin) = &self.ropes[layer.rope];
-        let head_dim = layer.attention.head_dim;
         let (b, w, x) = (self.backend, &mut self.work, &mut self.residuals[slot]);
-
-        norm(
+        let attend = Attend {
             b,
-            x,
-            &layer.attention_norm,
-            &weights.attention_norm,
-            &mut w.normed,
-        );
-        linear(b, &w.normed, &weights.k, Into::Replace, &mut w.k);
-        linear(b, &w.normed, &weights.v, Into::Replace, &mut w.v);
-        b.rope(&mut w.k, head_dim, cos, sin, &batch.positions);
-        let (segments, positions) = if is_last {
-            keep_rows(b, &batch.rows, x, &mut w.narrow);
-            keep_rows(b, &batch.rows, &mut w.normed, &mut w.narrow);
-            (&batch.rows_only, &batch.row_positions)
-        } else {
-            (&batch.every_token, &batch.positions)
+            attention: &layer.attention,
+            weights,
+            tables: &self.tables,
+            batch,
         };
-        linear(b, &w.normed, &weights.q, Into::Replace, &mut w.q);
-        b.rope(&mut w.q, head_dim, cos, sin, positions);
-        b.attention(
-            &layer.attention,
-            segments,
-            &w.q,
-            &w.k,
-            &w.v,
-            &mut w.attended,
-        );
-        linear(b, &w.attended, &weights.o, Into::Add, x);
 
-        norm(b, x, &layer.mlp_norm, &weights.mlp_norm, &mut w.normed);
-        linear(b, &w.normed, &weights.gate, Into::Replace, &mut w.gate);
-        linear(b, &w.normed, &weights.up, Into::Replace, &mut w.up);
-        b.gate(layer.activation, &mut w.gate, &w.up);
-        linear(b, &w.gate, &weights.down, Into::Add, x);
+        norm_or_copy(b, x, weights.attention_norm.as_ref(), &mut w.normed);
+        attend.keys_and_values(&w.normed, &mut w.attention);
+        if is_last {
+            keep_rows(b, &batch.rows.index, x, &mut w.narrow);
+            keep_rows(b, &batch.rows.index, &mut w.normed, &mut w.narrow);
+        }
+        attend.queries(&w.normed, is_last, &mut w.attention);
+        attend.attend(is_last, &mut w.attention);
+        if let (Residual::Parallel, Some(norm)) = (layer.residual, &weights.mlp_norm) {
+            b.norm(x, norm, &mut w.normed);
+        }
+        let branch = Branch {
+            b,
+            scale: layer.residual_scale,
+            post_norm: weights.attention_post_norm.as_ref(),
+        };
+        branch.project(&w.attention.attended, &weights.o, x, &mut w.branch);
+        if layer.residual == Residual::Sequential {
+            norm_or_copy(b, x, weights.mlp_norm.as_ref(), &mut w.normed);
+        }
+        mlp(b, layer, weights, x, w);
     }
 
     /// Rows reach the head in chunks, so that logits never exist whole.
@@ -170,96 +151,230 @@ impl<'a, B: Backend> Decoder<'a, B> {
         let chunk = self.limits.head_chunk;
         for (rows, targets) in rows.chunks(chunk).zip(targets.chunks(chunk)) {
             b.gather(&self.residuals[slot], &b.index(rows)?, &mut w.chunk);
-            let final_norm = &self.description.final_norm;
-            norm(
-                b,
-                &w.chunk,
-                final_norm,
-                &self.weights.final_norm,
-                &mut w.chunk_normed,
-            );
-            b.linear(
-                &w.chunk_normed,
-                &self.weights.head,
-                None,
-                Into::Replace,
-                &mut w.logits,
-            );
+            b.norm(&w.chunk, &self.weights.final_norm, &mut w.chunk_normed);
+            let head = &self.weights.head;
+            b.linear(&w.chunk_normed, head, Into::Replace, &mut w.logits);
             b.reduce_head(&mut w.logits, &self.rule, targets, out);
         }
         Ok(())
     }
 }
 
-fn norm<B: Backend>(b: &B, x: &B::Tensor, norm: &Norm, weight: &B::Weight, out: &mut B::Tensor) {
-    b.norm(x, norm.kind, weight, out);
+/// Attention of one layer over one batch.
+struct Attend<'a, B: Backend> {
+    b: &'a B,
+    attention: &'a Attention,
+    weights: &'a LayerWeights<B::Weight>,
+    tables: &'a Tables<B>,
+    batch: &'a Upload<B>,
 }
 
-fn linear<B: Backend>(
+impl<B: Backend> Attend<'_, B> {
+    /// Keys and values of every token of x (T, H).
+    fn keys_and_values(&self, x: &B::Tensor, w: &mut AttentionWork<B>) {
+        let b = self.b;
+        match &self.weights.keys {
+            KeyWeights::Full { k, v } => {
+                b.linear(x, k, Into::Replace, &mut w.k);
+                b.linear(x, v, Into::Replace, &mut w.v);
+                self.shape_heads(&mut w.k, self.weights.k_norm.as_ref(), false);
+                if let Some(bound) = self.attention.clip {
+                    b.clip(&mut w.v, bound);
+                }
+            }
+            KeyWeights::Latent {
+                down,
+                norm,
+                k,
+                v,
+                rotated,
+            } => {
+                b.linear(x, down, Into::Replace, &mut w.latent);
+                b.norm_in_place(&mut w.latent, norm);
+                b.linear(&w.latent, k, Into::Replace, &mut w.own_keys);
+                b.linear(&w.latent, v, Into::Replace, &mut w.v);
+                b.linear(x, rotated, Into::Replace, &mut w.rotated);
+                self.rotate_shared(&mut w.rotated);
+                let heads = self.attention.shape.kv_heads;
+                b.join_heads(&w.own_keys, &w.rotated, heads, &mut w.k);
+            }
+        }
+    }
+
+    /// Queries of the rows of x: all tokens, or the scored ones.
+    fn queries(&self, x: &B::Tensor, rows_only: bool, w: &mut AttentionWork<B>) {
+        let b = self.b;
+        match &self.weights.query {
+            QueryWeights::Full(q) => b.linear(x, q, Into::Replace, &mut w.q),
+            QueryWeights::Latent { down, norm, up } => {
+                b.linear(x, down, Into::Replace, &mut w.latent);
+                b.norm_in_place(&mut w.latent, norm);
+                b.linear(&w.latent, up, Into::Replace, &mut w.q);
+            }
+        }
+        self.shape_heads(&mut w.q, self.weights.q_norm.as_ref(), rows_only);
+        if let (true, Some(factors)) = (self.attention.tempered, &self.tables.temperature) {
+            b.scale_rows(&mut w.q, factors, self.batch.positions(rows_only));
+        }
+    }
+
+    /// What happens to queries or keys between the projection and the scores.
+    fn shape_heads(&self, x: &mut B::Tensor, norm: Option<&Norm<B::Weight>>, rows_only: bool) {
+        let b = self.b;
+        let norm_at = |place, x: &mut B::Tensor| {
+            if let (true, Some(norm)) = (self.attention.qk_norm_at == place, norm) {
+                b.norm_in_place(x, norm);
+            }
+        };
+        norm_at(QkNormAt::BeforeRope, x);
+        if let Some(bound) = self.attention.clip {
+            b.clip(x, bound);
+        }
+        if let Some(rope) = &self.attention.rope {
+            let (cos, sin) = self.batch.table(rope.table, self.tables);
+            let positions = self.batch.rope_positions(rope.table, rows_only);
+            b.rope(x, &rope.shape, cos, sin, positions);
+        }
+        norm_at(QkNormAt::AfterRope, x);
+    }
+
+    /// Rotates the part of the keys that all heads share, whole.
+    fn rotate_shared(&self, x: &mut B::Tensor) {
+        let Some(rope) = &self.attention.rope else {
+            return;
+        };
+        let shape = backend::RopeShape {
+            head_dim: x.width(),
+            start: 0,
+            ..rope.shape
+        };
+        let (cos, sin) = self.batch.table(rope.table, self.tables);
+        let positions = self.batch.rope_positions(rope.table, false);
+        self.b.rope(x, &shape, cos, sin, positions);
+    }
+
+    fn attend(&self, rows_only: bool, w: &mut AttentionWork<B>) {
+        self.b.attention(
+            &self.attention.shape,
+            self.batch.segments(rows_only),
+            self.weights.sinks.as_ref(),
+            [&w.q, &w.k, &w.v],
+            &mut w.attended,
+        );
+    }
+}
+
+/// How what a layer computes comes to the residual.
+struct Branch<'a, B: Backend> {
+    b: &'a B,
+    scale: f32,
+    post_norm: Option<&'a Norm<B::Weight>>,
+}
+
+impl<B: Backend> Branch<'_, B> {
+    /// x += scale · norm(linear(y)).
+    fn project(
+        &self,
+        y: &B::Tensor,
+        linear: &Linear<B::Weight>,
+        x: &mut B::Tensor,
+        spare: &mut B::Tensor,
+    ) {
+        if self.post_norm.is_none() && self.scale == 1.0 {
+            self.b.linear(y, linear, Into::Add, x);
+        } else {
+            self.b.linear(y, linear, Into::Replace, spare);
+            self.add(spare, x);
+        }
+    }
+
+    /// x += scale · norm(y); y is used up.
+    fn add(&self, y: &mut B::Tensor, x: &mut B::Tensor) {
+        if let Some(norm) = self.post_norm {
+            self.b.norm_in_place(y, norm);
+        }
+        self.b.add_scaled(y, self.scale, x);
+    }
+}
+
+/// x (T, H) += the MLP of `normed` (T, H).
+fn mlp<B: Backend>(
+    b: &B,
+    layer: &Layer,
+    weights: &LayerWeights<B::Weight>,
+    x: &mut B::Tensor,
+    w: &mut Workspace<B>,
+) {
+    let branch = Branch {
+        b,
+        scale: layer.residual_scale,
+        post_norm: weights.mlp_post_norm.as_ref(),
+    };
+    match (&layer.mlp, &weights.mlp) {
+        (Mlp::Dense(dense), MlpWeights::Dense(mlp)) => {
+            hidden(b, dense.activation, mlp, &w.normed, &mut w.mlp);
+            branch.project(&w.mlp.gate, &mlp.down, x, &mut w.branch);
+        }
+        (
+            Mlp::Experts(spec),
+            MlpWeights::Experts {
+                experts,
+                shared,
+                shared_gate,
+            },
+        ) => {
+            b.linear(&w.normed, &experts.router, Into::Replace, &mut w.router);
+            let (rule, out) = (&spec.rule, &mut w.branch);
+            b.experts(&w.normed, &w.router, rule, experts, &mut w.mlp, out);
+            if let Some(mlp) = shared {
+                hidden(b, spec.rule.activation, mlp, &w.normed, &mut w.mlp);
+                if let Some(gate) = shared_gate {
+                    b.linear(&w.normed, gate, Into::Replace, &mut w.row_gate);
+                    b.gate_rows(&mut w.mlp.gate, &w.row_gate);
+                }
+                b.linear(&w.mlp.gate, &mlp.down, Into::Add, out);
+            }
+            branch.add(out, x);
+        }
+        _ => unreachable!("weights are loaded from the description"),
+    }
+}
+
+/// `work.gate` (T, I) = what the down projection of `mlp` reads, for x (T, H).
+fn hidden<B: Backend>(
+    b: &B,
+    activation: Activation,
+    mlp: &backend::Mlp<B::Weight>,
+    x: &B::Tensor,
+    work: &mut MlpWork<B::Tensor>,
+) {
+    match &mlp.gate {
+        Some(gate) => {
+            b.linear(x, gate, Into::Replace, &mut work.gate);
+            b.linear(x, &mlp.up, Into::Replace, &mut work.up);
+            b.activate(activation, &mut work.gate, Some(&work.up));
+        }
+        None => {
+            b.linear(x, &mlp.up, Into::Replace, &mut work.gate);
+            b.activate(activation, &mut work.gate, None);
+        }
+    }
+}
+
+fn norm_or_copy<B: Backend>(
     b: &B,
     x: &B::Tensor,
-    linear: &Linear<B::Weight>,
-    into: Into,
+    norm: Option<&Norm<B::Weight>>,
     out: &mut B::Tensor,
 ) {
-    b.linear(x, &linear.weight, linear.bias.as_ref(), into, out);
+    match norm {
+        Some(norm) => b.norm(x, norm, out),
+        None => b.copy(x, out),
+    }
 }
 
 /// Leaves only `rows` of `x`.
 fn keep_rows<B: Backend>(b: &B, rows: &B::Index, x: &mut B::Tensor, spare: &mut B::Tensor) {
     b.gather(x, rows, spare);
     std::mem::swap(x, spare);
-}
-
-impl<B: Backend> Workspace<B> {
-    fn new(b: &B, description: &Description, limits: Limits, vocab: usize) -> Result<Self> {
-        let h = description.hidden;
-        let q = description.widest(|l| l.q.outputs());
-        let kv = description.widest(|l| l.k.outputs());
-        let inner = description.widest(|l| l.gate.outputs());
-        let tokens = |width| b.tensor(limits.tokens, width);
-        let chunk = |width| b.tensor(limits.head_chunk, width);
-        Ok(Workspace {
-            narrow: tokens(h)?,
-            normed: tokens(h)?,
-            q: tokens(q)?,
-            k: tokens(kv)?,
-            v: tokens(kv)?,
-            attended: tokens(q)?,
-            gate: tokens(inner)?,
-            up: tokens(inner)?,
-            chunk: chunk(h)?,
-            chunk_normed: chunk(h)?,
-            logits: chunk(vocab)?,
-        })
-    }
-}
-
-impl<B: Backend> Upload<B> {
-    fn new(b: &B, batch: &PackedBatch) -> Result<Self> {
-        let rows: Vec<u32> = batch.rows.iter().map(|row| row.token).collect();
-        let at = |token: &u32| batch.positions[*token as usize];
-        let row_positions: Vec<u32> = rows.iter().map(at).collect();
-        let segments = |queries: fn(&crate::batch::PackedSequence) -> std::ops::Range<usize>| {
-            let list = batch.sequences.iter().map(|sequence| Segment {
-                keys: sequence.tokens.clone(),
-                queries: queries(sequence),
-            });
-            list.collect()
-        };
-        Ok(Upload {
-            tokens: b.index(&batch.tokens)?,
-            positions: b.index(&batch.positions)?,
-            every_token: Segments {
-                list: segments(|sequence| sequence.tokens.clone()),
-                query_positions: batch.positions.clone(),
-            },
-            rows_only: Segments {
-                list: segments(|sequence| sequence.rows.clone()),
-                query_positions: row_positions.clone(),
-            },
-            rows: b.index(&rows)?,
-            row_positions: b.index(&row_positions)?,
-        })
-    }
 }

@@ -1,7 +1,9 @@
 //! What a teacher is, as data. One decoder runs every description; a family is a function from
 //! config.json to this.
 
-use crate::backend::{Activation, AttentionShape, NormKind};
+use crate::backend::{
+    Activation, AttentionShape, ExpertsRule, Lines, NormKind, NormShape, Order, RopeShape,
+};
 
 use super::rope::Rope;
 
@@ -15,58 +17,200 @@ pub struct Description {
     pub vocab: usize,
     /// Most positions the teacher was made for.
     pub context: usize,
-    pub embedding: TensorSpec, // (V, H)
+    pub embedding: WeightSpec, // (V, H)
+    /// Factor on embedded tokens.
+    pub embedding_scale: f32,
+    /// Learned positions, added to the embedded tokens.
+    pub positions: Option<WeightSpec>, // (context, H)
     pub layers: Vec<Layer>,
     pub final_norm: Norm,
     pub head: Head,
     /// The kinds of rotary embedding that layers refer to.
     pub ropes: Vec<Rope>,
-    /// Patterns of tensor names that this family could use, `{}` standing for a layer number.
-    /// One that is there and not needed is an error: the config must be wrong about it.
-    pub could_use: &'static [&'static str],
+    /// What queries of tempered layers are multiplied by.
+    pub temperature: Option<Temperature>,
+    pub names: Names,
+    /// Lines and columns that share a factor, where the checkpoint has 8-bit weights.
+    pub fp8_block: Option<usize>,
 }
 
-/// One decoder layer: attention, then a gated MLP, each behind a norm and beside the residual.
+/// How a checkpoint may spell the names that the description uses.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Names {
+    /// Ways to spell the names: for each prefix of the description, the stored one. The first way
+    /// under which the embedding is there holds for the whole checkpoint; none means as written.
+    pub spellings: &'static [&'static [(&'static str, &'static str)]],
+    /// Patterns of names that may be there though nothing reads them, `{}` standing for a number:
+    /// buffers, and parts of the model that don't decode.
+    pub unread: Vec<String>,
+}
+
+/// One decoder layer: attention and an MLP, each between norms and beside the residual.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Layer {
-    pub attention_norm: Norm,
-    pub q: Projection, // (heads * head_dim, H)
-    pub k: Projection, // (kv_heads * head_dim, H)
-    pub v: Projection, // (kv_heads * head_dim, H)
-    pub o: Projection, // (H, heads * head_dim)
-    pub attention: AttentionShape,
+    /// Before attention; without it attention reads the residual.
+    pub attention_norm: Option<Norm>,
+    pub attention: Attention,
+    /// On what attention adds to the residual.
+    pub attention_post_norm: Option<Norm>,
+    /// Before the MLP. Without it the MLP reads the residual, or what attention reads where they
+    /// are parallel.
+    pub mlp_norm: Option<Norm>,
+    pub mlp: Mlp,
+    /// On what the MLP adds to the residual.
+    pub mlp_post_norm: Option<Norm>,
+    pub residual: Residual,
+    /// Factor on what attention and the MLP add.
+    pub residual_scale: f32,
+}
+
+/// Whether the MLP sees what attention added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Residual {
+    Sequential,
+    Parallel,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Attention {
+    pub query: Query,
+    pub keys: Keys,
+    pub o: Projection, // (H, heads * value_dim)
+    pub shape: AttentionShape,
+    /// On queries and on keys, by `qk_norm_at`.
+    pub q_norm: Option<Norm>,
+    pub k_norm: Option<Norm>,
+    pub qk_norm_at: QkNormAt,
+    /// Queries, keys and values are brought within this of 0.
+    pub clip: Option<f32>,
+    /// `None`: the layer has no positions of its own.
+    pub rope: Option<LayerRope>,
+    /// Scores that take a share of each head's softmax and bring no value.
+    pub sinks: Option<WeightSpec>, // (heads)
+    /// Whether queries are multiplied by the temperature of their position.
+    pub tempered: bool,
+}
+
+/// Where queries come from.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Query {
+    Full(Projection), // (heads * head_dim, H)
+    /// Through a narrow, normalised latent (DeepSeek-V2, arXiv:2405.04434).
+    Latent {
+        down: Projection, // (rank, H)
+        norm: Norm,
+        up: Projection, // (heads * head_dim, rank)
+    },
+}
+
+/// Where keys and values come from.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Keys {
+    Full {
+        k: Projection, // (kv_heads * head_dim, H)
+        v: Projection, // (kv_heads * value_dim, H)
+    },
+    /// Through one latent; the rotated part of the keys is shared by all heads.
+    Latent {
+        down: Projection, // (rank, H)
+        norm: Norm,
+        k: Projection,       // (heads * plain, rank)
+        v: Projection,       // (heads * value_dim, rank)
+        rotated: Projection, // (head_dim - plain, H)
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QkNormAt {
+    BeforeRope,
+    AfterRope,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerRope {
     /// Index into `Description::ropes`.
-    pub rope: usize,
-    pub mlp_norm: Norm,
-    pub gate: Projection, // (I, H)
-    pub up: Projection,   // (I, H)
-    pub down: Projection, // (H, I)
+    pub table: usize,
+    pub shape: RopeShape,
+}
+
+/// Queries at position p are multiplied by 1 + scale * ln(1 + floor((p + 1) / floor))
+/// (Nakanishi 2025, arXiv:2501.19399, as Llama 4 uses it).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Temperature {
+    pub floor: f32,
+    pub scale: f32,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Mlp {
+    Dense(DenseMlp),
+    Experts(Experts),
+}
+
+/// down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DenseMlp {
+    pub gate: Option<Projection>, // (I, H)
+    pub up: Projection,           // (I, H)
+    pub down: Projection,         // (H, I)
     pub activation: Activation,
 }
 
-/// The output projection.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Head {
-    pub weight: TensorSpec, // (V, H)
-    /// Whether the config says that the head is the embedding.
-    pub tied: bool,
+pub struct Experts {
+    pub router: Projection,             // (E, H)
+    pub correction: Option<WeightSpec>, // (E)
+    pub rule: ExpertsRule,
+    pub list: Vec<DenseMlp>,
+    /// An MLP that every row takes, and what its output is gated by.
+    pub shared: Option<DenseMlp>,
+    pub shared_gate: Option<Projection>, // (1, H)
 }
 
+/// The output projection and what follows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Head {
+    pub weight: WeightSpec,       // (V, H)
+    pub bias: Option<WeightSpec>, // (V)
+    /// Whether the config says that the head is the embedding.
+    pub tied: bool,
+    pub scale: f32,
+    pub cap: Option<f32>,
+}
+
+/// The weight is that of `weights`, one after the other, plus `offset`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Norm {
-    pub kind: NormKind,
-    pub weight: TensorSpec, // (H)
+    pub shape: NormShape,
+    pub weights: Vec<WeightSpec>,
+    pub offset: f32,
+    pub bias: Option<WeightSpec>,
 }
 
 /// A linear map, its weight (N, K) and, where the config says so, its bias (N).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Projection {
-    pub weight: TensorSpec,
-    pub bias: Option<TensorSpec>,
+    pub weight: WeightSpec,
+    pub bias: Option<WeightSpec>,
+}
+
+/// A weight, and the tensor it is a part of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WeightSpec {
+    pub tensor: TensorSpec,
+    /// Factors of `tensor`, where it is quantised by its family.
+    pub scales: Option<TensorSpec>,
+    /// As it is used: (N) or (N, K).
+    pub shape: Vec<usize>,
+    /// Which of the equal pieces of the tensor it lies in.
+    pub piece: usize,
+    pub pieces: usize,
+    pub lines: Lines,
+    pub order: Order,
 }
 
 /// A tensor that must exist under this name with this shape.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct TensorSpec {
     pub name: String,
     pub shape: Vec<usize>,
@@ -81,14 +225,67 @@ impl TensorSpec {
     }
 }
 
+impl WeightSpec {
+    /// All of a tensor.
+    pub fn new(name: impl Into<String>, shape: &[usize]) -> WeightSpec {
+        WeightSpec {
+            tensor: TensorSpec::new(name, shape),
+            scales: None,
+            shape: shape.to_vec(),
+            piece: 0,
+            pieces: 1,
+            lines: Lines::ALL,
+            order: Order::Lines,
+        }
+    }
+
+    /// Numbers of a stored line.
+    pub fn columns(&self) -> usize {
+        match (self.order, self.shape.len()) {
+            (_, 1) => 1,
+            (Order::Lines, _) => self.shape[1],
+            (Order::Columns, _) => self.tensor.shape[self.tensor.shape.len() - 1],
+        }
+    }
+
+    /// Some lines of a fused tensor, used as `outputs` rows.
+    pub fn lines(mut self, lines: Lines, outputs: usize) -> WeightSpec {
+        (self.lines, self.shape[0]) = (lines, outputs);
+        self
+    }
+}
+
 impl Projection {
     /// `name.weight` (outputs, inputs) and, if `bias`, `name.bias` (outputs).
     pub fn new(name: &str, [outputs, inputs]: [usize; 2], bias: Bias) -> Projection {
         Projection {
-            weight: TensorSpec::new(format!("{name}.weight"), &[outputs, inputs]),
+            weight: WeightSpec::new(format!("{name}.weight"), &[outputs, inputs]),
             bias: (bias == Bias::Present)
-                .then(|| TensorSpec::new(format!("{name}.bias"), &[outputs])),
+                .then(|| WeightSpec::new(format!("{name}.bias"), &[outputs])),
         }
+    }
+
+    /// `outputs` lines of what `self` stores as one projection.
+    pub fn lines(mut self, lines: Lines, outputs: usize) -> Projection {
+        self.weight = self.weight.lines(lines, outputs);
+        self.bias = self.bias.map(|bias| bias.lines(lines, outputs));
+        self
+    }
+
+    /// The weight is stored (inputs, outputs).
+    pub fn transposed(mut self) -> Projection {
+        self.weight.tensor.shape.reverse();
+        self.weight.order = Order::Columns;
+        self
+    }
+
+    /// Weight and bias are entry `piece` of tensors that stack `pieces` of them.
+    pub fn stacked(mut self, piece: usize, pieces: usize) -> Projection {
+        for spec in std::iter::once(&mut self.weight).chain(&mut self.bias) {
+            spec.tensor.shape.insert(0, pieces);
+            (spec.piece, spec.pieces) = (piece, pieces);
+        }
+        self
     }
 
     pub fn outputs(&self) -> usize {
@@ -97,6 +294,37 @@ impl Projection {
 
     pub fn inputs(&self) -> usize {
         self.weight.shape[1]
+    }
+}
+
+impl Norm {
+    /// x / rms(x) * weight, over `width` numbers.
+    pub fn rms(name: impl Into<String>, eps: f32, width: usize) -> Norm {
+        Norm {
+            shape: NormShape {
+                kind: NormKind::Rms,
+                eps,
+                width,
+            },
+            weights: vec![WeightSpec::new(name, &[width])],
+            offset: 0.0,
+            bias: None,
+        }
+    }
+
+    /// (x - mean) / sd * `name.weight`, plus `name.bias` if `bias`.
+    pub fn layer(name: &str, eps: f32, width: usize, bias: Bias) -> Norm {
+        let mut norm = Norm::rms(format!("{name}.weight"), eps, width);
+        norm.shape.kind = NormKind::Layer;
+        norm.bias =
+            (bias == Bias::Present).then(|| WeightSpec::new(format!("{name}.bias"), &[width]));
+        norm
+    }
+
+    /// The weight is stored less one.
+    pub fn plus_one(mut self) -> Norm {
+        self.offset = 1.0;
+        self
     }
 }
 
@@ -113,69 +341,9 @@ impl From<bool> for Bias {
     }
 }
 
-impl Layer {
-    pub fn projections(&self) -> [&Projection; 7] {
-        [
-            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
-        ]
-    }
-}
-
 impl Description {
-    /// Every tensor that must be there, the head apart: whether that exists decides whether it
-    /// is tied.
-    pub fn body_tensors(&self) -> impl Iterator<Item = &TensorSpec> {
-        let layers = self.layers.iter().flat_map(|layer| {
-            let norms = [&layer.attention_norm.weight, &layer.mlp_norm.weight];
-            let projections = layer.projections().into_iter();
-            norms
-                .into_iter()
-                .chain(projections.flat_map(|p| std::iter::once(&p.weight).chain(&p.bias)))
-        });
-        layers.chain([&self.final_norm.weight])
-    }
-
-    /// Whether this family could use a tensor of this name.
-    pub fn could_use(&self, name: &str) -> bool {
-        self.could_use.iter().any(|pattern| matches(pattern, name))
-    }
-
-    /// Largest inner size of any product.
-    pub fn inner_max(&self) -> usize {
-        let of_layer = |l: &Layer| l.projections().map(Projection::inputs).into_iter().max();
-        self.widest(|l| of_layer(l).unwrap_or(0)).max(self.hidden)
-    }
-
-    pub fn head_dim_max(&self) -> usize {
-        self.widest(|l| l.attention.head_dim)
-    }
-
     /// The most in any layer of what `of` tells of one.
     pub fn widest(&self, of: impl Fn(&Layer) -> usize) -> usize {
         self.layers.iter().map(of).max().unwrap_or(0)
-    }
-}
-
-fn matches(pattern: &str, name: &str) -> bool {
-    let Some((before, after)) = pattern.split_once("{}") else {
-        return pattern == name;
-    };
-    let middle = name
-        .strip_prefix(before)
-        .and_then(|rest| rest.strip_suffix(after));
-    middle.is_some_and(|m| !m.is_empty() && m.bytes().all(|b| b.is_ascii_digit()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patterns_take_a_layer_number_and_nothing_else() {
-        assert!(matches("lm_head.weight", "lm_head.weight"));
-        assert!(matches("a.{}.b", "a.12.b"));
-        assert!(!matches("a.{}.b", "a..b"));
-        assert!(!matches("a.{}.b", "a.1.2.b"));
-        assert!(!matches("a.{}.b", "a.1.bb"));
     }
 }

@@ -3,21 +3,24 @@
 //! Architecture invariant: a family is data. Nothing below `families` branches on a family's
 //! name, and nothing here knows which device computes.
 
+mod buffers;
 mod checkpoint;
 mod config;
 mod decoder;
 mod description;
 mod families;
 mod fingerprint;
+mod parts;
 mod rope;
+mod spelling;
 mod teacher;
 mod weights;
 
 pub use checkpoint::Checkpoint;
-pub use decoder::{Decoder, Limits};
+pub use decoder::{Decoder, Limits, Vocabulary};
 pub use description::Description;
 pub use fingerprint::{FileHashes, HashCache, teacher_fingerprint};
-pub use teacher::Teacher;
+pub use teacher::{Teacher, Unknown};
 
 use std::path::Path;
 

@@ -3,38 +3,69 @@
 
 use anyhow::Result;
 
-use super::description::{Norm, Projection};
+use super::description::{self as spec, Keys, Query, WeightSpec};
 use super::teacher::Teacher;
-use crate::backend::Backend;
-
-/// A projection ready to be applied.
-#[derive(Debug)]
-pub struct Linear<W> {
-    pub weight: W,       // (N, K)
-    pub bias: Option<W>, // (N)
-}
+use crate::backend::{Backend, Experts, HostWeight, Linear, Mlp, Norm};
 
 /// One layer's weights; the same fields as `description::Layer`.
 #[derive(Debug)]
 pub struct LayerWeights<W> {
-    pub attention_norm: W, // (H)
-    pub q: Linear<W>,
-    pub k: Linear<W>,
-    pub v: Linear<W>,
+    pub attention_norm: Option<Norm<W>>,
+    pub query: QueryWeights<W>,
+    pub keys: KeyWeights<W>,
+    pub q_norm: Option<Norm<W>>,
+    pub k_norm: Option<Norm<W>>,
+    pub sinks: Option<W>,
     pub o: Linear<W>,
-    pub mlp_norm: W, // (H)
-    pub gate: Linear<W>,
-    pub up: Linear<W>,
-    pub down: Linear<W>,
+    pub attention_post_norm: Option<Norm<W>>,
+    pub mlp_norm: Option<Norm<W>>,
+    pub mlp: MlpWeights<W>,
+    pub mlp_post_norm: Option<Norm<W>>,
+}
+
+#[derive(Debug)]
+pub enum QueryWeights<W> {
+    Full(Linear<W>),
+    Latent {
+        down: Linear<W>,
+        norm: Norm<W>,
+        up: Linear<W>,
+    },
+}
+
+#[derive(Debug)]
+pub enum KeyWeights<W> {
+    Full {
+        k: Linear<W>,
+        v: Linear<W>,
+    },
+    Latent {
+        down: Linear<W>,
+        norm: Norm<W>,
+        k: Linear<W>,
+        v: Linear<W>,
+        rotated: Linear<W>,
+    },
+}
+
+#[derive(Debug)]
+pub enum MlpWeights<W> {
+    Dense(Mlp<W>),
+    Experts {
+        experts: Experts<W>,
+        shared: Option<Mlp<W>>,
+        shared_gate: Option<Linear<W>>,
+    },
 }
 
 /// All weights of a teacher.
 #[derive(Debug)]
 pub struct Weights<W> {
-    pub embedding: W, // (V, H)
+    pub embedding: W,         // (V, H)
+    pub positions: Option<W>, // (context, H)
     layers: Vec<LayerWeights<W>>,
-    pub final_norm: W, // (H)
-    pub head: W,       // (vocab scored, H)
+    pub final_norm: Norm<W>,
+    pub head: Linear<W>, // (vocab scored, H)
 }
 
 impl<W> Weights<W> {
@@ -44,40 +75,145 @@ impl<W> Weights<W> {
         teacher: &Teacher,
         vocab_scored: usize,
     ) -> Result<Weights<W>> {
-        let norm = |norm: &Norm| backend.weight(&teacher.weight(&norm.weight.name));
-        let linear = |projection: &Projection| -> Result<Linear<W>> {
-            let bias = projection.bias.as_ref();
-            Ok(Linear {
-                weight: backend.weight(&teacher.weight(&projection.weight.name))?,
-                bias: bias
-                    .map(|spec| backend.weight(&teacher.weight(&spec.name)))
-                    .transpose()?,
-            })
-        };
+        let load = Loader { backend, teacher };
         let description = &teacher.description;
-        let layers = description.layers.iter().map(|layer| {
-            Ok(LayerWeights {
-                attention_norm: norm(&layer.attention_norm)?,
-                q: linear(&layer.q)?,
-                k: linear(&layer.k)?,
-                v: linear(&layer.v)?,
-                o: linear(&layer.o)?,
-                mlp_norm: norm(&layer.mlp_norm)?,
-                gate: linear(&layer.gate)?,
-                up: linear(&layer.up)?,
-                down: linear(&layer.down)?,
-            })
-        });
+        let layers = description.layers.iter();
+        let scored = |weight: HostWeight| backend.weight(&weight.slice_rows(0..vocab_scored));
+        let bias = description.head.bias.as_ref();
         Ok(Weights {
             embedding: backend.weight(&teacher.embedding())?,
-            layers: layers.collect::<Result<_>>()?,
-            final_norm: norm(&description.final_norm)?,
-            head: backend.weight(&teacher.head().slice_rows(0..vocab_scored))?,
+            positions: load.maybe(&description.positions)?,
+            layers: layers.map(|l| load.layer(l)).collect::<Result<_>>()?,
+            final_norm: load.norm(&description.final_norm)?,
+            head: Linear {
+                weight: scored(teacher.head())?,
+                bias: bias.map(|b| scored(teacher.weight(b))).transpose()?,
+            },
         })
     }
 
     /// Layer `index`'s weights, for as long as the layer is computed.
     pub fn layer(&self, index: usize) -> &LayerWeights<W> {
         &self.layers[index]
+    }
+}
+
+struct Loader<'a, B> {
+    backend: &'a B,
+    teacher: &'a Teacher,
+}
+
+impl<W, B: Backend<Weight = W>> Loader<'_, B> {
+    fn layer(&self, layer: &spec::Layer) -> Result<LayerWeights<W>> {
+        let attention = &layer.attention;
+        Ok(LayerWeights {
+            attention_norm: self.maybe_norm(&layer.attention_norm)?,
+            query: self.query(&attention.query)?,
+            keys: self.keys(&attention.keys)?,
+            q_norm: self.maybe_norm(&attention.q_norm)?,
+            k_norm: self.maybe_norm(&attention.k_norm)?,
+            sinks: self.maybe(&attention.sinks)?,
+            o: self.linear(&attention.o)?,
+            attention_post_norm: self.maybe_norm(&layer.attention_post_norm)?,
+            mlp_norm: self.maybe_norm(&layer.mlp_norm)?,
+            mlp: match &layer.mlp {
+                spec::Mlp::Dense(dense) => MlpWeights::Dense(self.dense(dense)?),
+                spec::Mlp::Experts(experts) => self.experts(experts)?,
+            },
+            mlp_post_norm: self.maybe_norm(&layer.mlp_post_norm)?,
+        })
+    }
+
+    fn query(&self, query: &Query) -> Result<QueryWeights<W>> {
+        Ok(match query {
+            Query::Full(q) => QueryWeights::Full(self.linear(q)?),
+            Query::Latent { down, norm, up } => QueryWeights::Latent {
+                down: self.linear(down)?,
+                norm: self.norm(norm)?,
+                up: self.linear(up)?,
+            },
+        })
+    }
+
+    fn keys(&self, keys: &Keys) -> Result<KeyWeights<W>> {
+        Ok(match keys {
+            Keys::Full { k, v } => KeyWeights::Full {
+                k: self.linear(k)?,
+                v: self.linear(v)?,
+            },
+            Keys::Latent {
+                down,
+                norm,
+                k,
+                v,
+                rotated,
+            } => KeyWeights::Latent {
+                down: self.linear(down)?,
+                norm: self.norm(norm)?,
+                k: self.linear(k)?,
+                v: self.linear(v)?,
+                rotated: self.linear(rotated)?,
+            },
+        })
+    }
+
+    fn experts(&self, experts: &spec::Experts) -> Result<MlpWeights<W>> {
+        let list = experts.list.iter().map(|mlp| self.dense(mlp));
+        let shared = experts.shared.as_ref();
+        let gate = experts.shared_gate.as_ref();
+        Ok(MlpWeights::Experts {
+            experts: Experts {
+                router: self.linear(&experts.router)?,
+                correction: self.maybe(&experts.correction)?,
+                list: list.collect::<Result<_>>()?,
+            },
+            shared: shared.map(|mlp| self.dense(mlp)).transpose()?,
+            shared_gate: gate.map(|p| self.linear(p)).transpose()?,
+        })
+    }
+
+    fn dense(&self, mlp: &spec::DenseMlp) -> Result<Mlp<W>> {
+        let gate = mlp.gate.as_ref();
+        Ok(Mlp {
+            gate: gate.map(|p| self.linear(p)).transpose()?,
+            up: self.linear(&mlp.up)?,
+            down: self.linear(&mlp.down)?,
+        })
+    }
+
+    fn linear(&self, projection: &spec::Projection) -> Result<Linear<W>> {
+        Ok(Linear {
+            weight: self.weight(&projection.weight)?,
+            bias: self.maybe(&projection.bias)?,
+        })
+    }
+
+    /// The weight is small, so it is put together in f32: pieces joined, the offset added.
+    fn norm(&self, norm: &spec::Norm) -> Result<Norm<W>> {
+        let pieces = norm.weights.iter();
+        let mut weight: Vec<f32> = pieces
+            .flat_map(|spec| self.teacher.weight(spec).values())
+            .collect();
+        weight.iter_mut().for_each(|w| *w += norm.offset);
+        let host = |values: &[f32]| HostWeight::from_f32(values, vec![values.len()]);
+        let present = !weight.is_empty();
+        let weight = present.then(|| self.backend.weight(&host(&weight)));
+        Ok(Norm {
+            shape: norm.shape,
+            weight: weight.transpose()?,
+            bias: self.maybe(&norm.bias)?,
+        })
+    }
+
+    fn maybe_norm(&self, norm: &Option<spec::Norm>) -> Result<Option<Norm<W>>> {
+        norm.as_ref().map(|norm| self.norm(norm)).transpose()
+    }
+
+    fn maybe(&self, spec: &Option<WeightSpec>) -> Result<Option<W>> {
+        spec.as_ref().map(|spec| self.weight(spec)).transpose()
+    }
+
+    fn weight(&self, spec: &WeightSpec) -> Result<W> {
+        self.backend.weight(&self.teacher.weight(spec))
     }
 }

@@ -16,15 +16,15 @@ const QUERY_TILE: usize = 64;
 /// Keys read together.
 const KEY_BLOCK: usize = 128;
 
-/// f32 scratch of one thread for heads of `head_dim`.
-pub fn scratch_elements(head_dim: usize) -> usize {
-    QUERY_TILE * (KEY_BLOCK + head_dim + 2)
+/// f32 scratch of one thread for heads with values of `value_dim`.
+pub fn scratch_elements(value_dim: usize) -> usize {
+    QUERY_TILE * (KEY_BLOCK + value_dim + 2)
 }
 
 #[derive(Default)]
 struct Scratch {
     scores: Vec<f32>, // (QUERY_TILE, KEY_BLOCK)
-    sum: Vec<f32>,    // (QUERY_TILE, head_dim), unnormalised output
+    sum: Vec<f32>,    // (QUERY_TILE, value_dim), unnormalised output
     max: Vec<f32>,    // (QUERY_TILE)
     weight: Vec<f32>, // (QUERY_TILE)
 }
@@ -40,34 +40,39 @@ unsafe impl Sync for OutPointer {}
 
 struct Job<'a> {
     shape: &'a AttentionShape,
-    positions: &'a [u32], // (Q)
-    q: &'a [f32],         // (Q, heads * head_dim)
-    k: &'a [f32],         // (T, kv_heads * head_dim)
-    v: &'a [f32],         // (T, kv_heads * head_dim)
-    out: OutPointer,      // (Q, heads * head_dim)
+    positions: &'a [u32],     // (Q)
+    q: &'a [f32],             // (Q, heads * head_dim)
+    k: &'a [f32],             // (T, kv_heads * head_dim)
+    v: &'a [f32],             // (T, kv_heads * value_dim)
+    sinks: Option<&'a [f32]>, // (heads)
+    out: OutPointer,          // (Q, heads * value_dim)
 }
 
 /// See `Backend::attention`.
 pub fn attention(
     shape: &AttentionShape,
     segments: &Segments,
-    q: &Activations,
-    k: &Activations,
-    v: &Activations,
+    sinks: Option<&[f32]>,
+    [q, k, v]: [&Activations; 3],
     out: &mut Activations,
 ) {
     assert_eq!(q.width, shape.heads * shape.head_dim, "attention: q");
     assert_eq!(k.width, shape.kv_heads * shape.head_dim, "attention: k");
-    assert_eq!(q.width, out.width, "attention: out");
-    out.set_rows(q.rows);
-    assert_eq!((k.rows, k.width), (v.rows, v.width), "attention: v");
+    assert_eq!(v.width, shape.kv_heads * shape.value_dim, "attention: v");
+    assert_eq!(k.rows, v.rows, "attention: keys and values");
     assert_eq!(segments.query_positions.len(), q.rows, "attention: queries");
+    assert!(
+        sinks.is_none_or(|s| s.len() == shape.heads),
+        "attention: sinks"
+    );
+    out.set_shape(q.rows, shape.heads * shape.value_dim);
     let job = Job {
         shape,
         positions: &segments.query_positions,
         q: q.data(),
         k: k.data(),
         v: v.data(),
+        sinks,
         out: OutPointer(out.data_mut().as_mut_ptr()),
     };
     let tiles: Vec<(&Segment, Range<usize>)> = segments
@@ -94,17 +99,26 @@ fn query_tiles(segment: &Segment) -> impl Iterator<Item = Range<usize>> {
 
 impl Job<'_> {
     fn tile(&self, segment: &Segment, queries: Range<usize>, head: usize, scratch: &mut Scratch) {
-        let d = self.shape.head_dim;
         let m = queries.len();
         scratch.scores.resize(QUERY_TILE * KEY_BLOCK, 0.0);
         scratch.sum.clear();
-        scratch.sum.resize(m * d, 0.0);
+        scratch.sum.resize(m * self.shape.value_dim, 0.0);
+        // A sink is a score that was seen before the first key.
+        let sink = self.sinks.map(|sinks| sinks[head]);
         scratch.max.clear();
-        scratch.max.resize(m, f32::NEG_INFINITY);
+        scratch.max.resize(m, sink.unwrap_or(f32::NEG_INFINITY));
         scratch.weight.clear();
-        scratch.weight.resize(m, 0.0);
+        scratch
+            .weight
+            .resize(m, if sink.is_some() { 1.0 } else { 0.0 });
         let last = self.positions[queries.end - 1] as usize;
-        for block in (0..=last).step_by(KEY_BLOCK) {
+        // Positions rise within a tile, and with them the first key a query sees.
+        let first = self
+            .shape
+            .mask
+            .first_key(self.positions[queries.start] as usize);
+        let first = first - first % KEY_BLOCK;
+        for block in (first..=last).step_by(KEY_BLOCK) {
             let keys = block..(block + KEY_BLOCK).min(last + 1);
             self.block(segment, queries.clone(), keys, head, scratch);
         }
@@ -120,46 +134,52 @@ impl Job<'_> {
         head: usize,
         scratch: &mut Scratch,
     ) {
-        let (d, m, n) = (self.shape.head_dim, queries.len(), keys.len());
+        let AttentionShape {
+            head_dim: d,
+            value_dim,
+            mask,
+            ..
+        } = *self.shape;
+        let (m, n) = (queries.len(), keys.len());
         let kv_head = head / (self.shape.heads / self.shape.kv_heads);
-        let q_width = self.shape.heads * d;
-        let kv_width = self.shape.kv_heads * d;
-        let kv_at = (segment.keys.start + keys.start) * kv_width + kv_head * d;
+        let (q_width, k_width) = (self.shape.heads * d, self.shape.kv_heads * d);
+        let v_width = self.shape.kv_heads * value_dim;
+        let key = segment.keys.start + keys.start;
         let scores = &mut scratch.scores[..m * n];
         product(
             [m, n, d],
             (&self.q[queries.start * q_width + head * d..], q_width, 1),
-            (&self.k[kv_at..], 1, kv_width),
+            (&self.k[key * k_width + kv_head * d..], 1, k_width),
             (scores, n),
             0.0,
         );
         let positions = &self.positions[queries];
         pulp::Arch::new().dispatch(|| {
             for (i, row) in scores.chunks_exact_mut(n).enumerate() {
-                let seen = (positions[i] as usize + 1)
-                    .saturating_sub(keys.start)
-                    .min(n);
+                let position = positions[i] as usize;
+                let inside = |key: usize| key.saturating_sub(keys.start).min(n);
+                let seen = inside(mask.first_key(position))..inside(position + 1);
                 softmax_step(
                     row,
                     seen,
-                    self.shape.scale,
+                    self.shape,
                     &mut scratch.max[i],
                     &mut scratch.weight[i],
-                    &mut scratch.sum[i * d..(i + 1) * d],
+                    &mut scratch.sum[i * value_dim..(i + 1) * value_dim],
                 );
             }
         });
         product(
-            [m, d, n],
+            [m, value_dim, n],
             (scores, n, 1),
-            (&self.v[kv_at..], kv_width, 1),
-            (&mut scratch.sum, d),
+            (&self.v[key * v_width + kv_head * value_dim..], v_width, 1),
+            (&mut scratch.sum, value_dim),
             1.0,
         );
     }
 
     fn store(&self, queries: Range<usize>, head: usize, scratch: &Scratch) {
-        let d = self.shape.head_dim;
+        let d = self.shape.value_dim;
         let width = self.shape.heads * d;
         for (i, query) in queries.enumerate() {
             // SAFETY: query < Q and head < heads, so the span lies inside out; no other task has
@@ -174,23 +194,29 @@ impl Job<'_> {
     }
 }
 
-/// Turns the first `seen` scores of a row into weights relative to the new running maximum, the
-/// rest into 0, and rescales what was summed so far.
+/// Turns the scores `seen` of a row into weights relative to the new running maximum, the rest
+/// into 0, and rescales what was summed so far.
 #[inline(always)]
 fn softmax_step(
     row: &mut [f32],
-    seen: usize,
-    scale: f32,
+    seen: Range<usize>,
+    shape: &AttentionShape,
     max: &mut f32,
     weight: &mut f32,
     sum: &mut [f32],
 ) {
-    let (visible, hidden) = row.split_at_mut(seen);
-    hidden.fill(0.0);
+    row[..seen.start].fill(0.0);
+    row[seen.end..].fill(0.0);
+    let visible = &mut row[seen];
     if visible.is_empty() {
         return;
     }
-    visible.iter_mut().for_each(|s| *s *= scale);
+    visible.iter_mut().for_each(|s| *s *= shape.scale);
+    if let Some(cap) = shape.cap {
+        visible
+            .iter_mut()
+            .for_each(|s| *s = math::soft_cap(*s, cap));
+    }
     let new_max = max.max(math::max(visible));
     let shrink = math::exp(*max - new_max);
     visible

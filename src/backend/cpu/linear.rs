@@ -12,11 +12,10 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use half::f16;
 use rayon::prelude::*;
 
 use super::Activations;
-use crate::backend::{FloatDtype, HostWeight, Into, Tensor};
+use crate::backend::{Encoding, FloatDtype, HostWeight, Into, Tensor};
 
 /// Rows of x in one call of gemm: a multiple of the rows its kernels take at once (4, 6 or 8), so
 /// that every row of a tile goes through the same kernel.
@@ -54,10 +53,14 @@ pub fn linear(
     out: &mut Activations,
 ) {
     let (n, k) = (weight.rows(), weight.width());
-    assert_eq!((x.width, out.width), (k, n), "linear: shapes don't fit");
+    assert_eq!(x.width, k, "linear: shapes don't fit");
     match into {
-        Into::Replace => out.set_rows(x.rows),
-        Into::Add => assert_eq!(x.rows, out.rows, "linear: rows don't fit"),
+        Into::Replace => out.set_shape(x.rows, n),
+        Into::Add => assert_eq!(
+            (x.rows, n),
+            (out.rows, out.width),
+            "linear: shapes don't fit"
+        ),
     }
     if x.rows == 0 {
         return;
@@ -185,34 +188,34 @@ fn tile_product(x: &[f32], panel: &[f32], k: usize, n: usize, out: &mut [f32]) {
 
 /// out (K, n) = weight (n, K), transposed, as f32.
 fn widen_transposed(weight: &HostWeight, out: &mut [f32]) {
-    let k = weight.width();
-    let bytes = weight.bytes();
-    pulp::Arch::new().dispatch(|| match weight.dtype {
-        FloatDtype::F32 => transposed(bytes.as_chunks().0, k, out, f32::from_le_bytes),
-        FloatDtype::F16 => transposed(bytes.as_chunks().0, k, out, |b: [u8; 2]| {
-            f16::from_le_bytes(b).to_f32()
-        }),
-        FloatDtype::Bf16 => transposed(bytes.as_chunks().0, k, out, |b: [u8; 2]| {
-            // A bf16 is the upper half of an f32.
-            f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)
-        }),
+    let w = weight;
+    let shape = [w.rows(), w.width()];
+    pulp::Arch::new().dispatch(|| match w.encoding {
+        Encoding::Float(FloatDtype::F32) => transposed(shape, out, |n, k, o| w.read_f32(n, k, o)),
+        Encoding::Float(FloatDtype::F16) => transposed(shape, out, |n, k, o| w.read_f16(n, k, o)),
+        Encoding::Float(FloatDtype::Bf16) => {
+            transposed(shape, out, |n, k, o| w.read_bf16(n, k, o));
+        }
+        Encoding::Fp8Blocks { .. } | Encoding::Mxfp4 => {
+            transposed(shape, out, |n, k, o| w.read(n, k, o));
+        }
     });
 }
 
 /// In squares of [`SQUARE`], so that the weight is read along its rows and whole cache lines of
-/// the result are written.
+/// the result are written. `read(n, k, o)` gives the numbers from k on of row n.
 #[inline(always)]
-fn transposed<E: Copy>(weight: &[E], k: usize, out: &mut [f32], widen: impl Fn(E) -> f32 + Copy) {
-    let n = out.len() / k;
+fn transposed([n, k]: [usize; 2], out: &mut [f32], read: impl Fn(usize, usize, &mut [f32])) {
     let mut square = [[0.0f32; SQUARE]; SQUARE]; // (k, n)
+    let mut line = [0.0f32; SQUARE];
     for n0 in (0..n).step_by(SQUARE) {
         let features = SQUARE.min(n - n0);
         for k0 in (0..k).step_by(SQUARE) {
             let columns = SQUARE.min(k - k0);
             for f in 0..features {
-                let at = (n0 + f) * k + k0;
-                for (row, &element) in square.iter_mut().zip(&weight[at..at + columns]) {
-                    row[f] = widen(element);
+                read(n0 + f, k0, &mut line[..columns]);
+                for (row, &value) in square.iter_mut().zip(&line[..columns]) {
+                    row[f] = value;
                 }
             }
             for (c, row) in square[..columns].iter().enumerate() {

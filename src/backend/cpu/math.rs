@@ -37,6 +37,45 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// tanh x, within 2e-7 of it.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (1.0 + exp(2.0 * x))
+}
+
+/// cap * tanh(x / cap): x within -cap and cap, smoothly.
+#[inline(always)]
+pub fn soft_cap(x: f32, cap: f32) -> f32 {
+    cap * tanh(x / cap)
+}
+
+/// The error function, within 4e-7 of it: the rational approximation on [-4, 4] of Eigen
+/// (MathFunctionsImpl.h, generic_fast_erf_float) and XLA.
+#[inline(always)]
+pub fn erf(x: f32) -> f32 {
+    let x = x.clamp(-4.0, 4.0);
+    let x2 = x * x;
+    let mut p = -2.726_142_3e-10;
+    p = p * x2 + 2.770_681_5e-8;
+    p = p * x2 - 2.101_024e-6;
+    p = p * x2 - 5.692_506_3e-5;
+    p = p * x2 - 7.349_906_5e-4;
+    p = p * x2 - 2.954_6e-3;
+    p = p * x2 - 1.609_603_3e-2;
+    let mut q = -1.456_607_1e-5;
+    q = q * x2 - 2.133_740_6e-4;
+    q = q * x2 - 1.682_827e-3;
+    q = q * x2 - 7.373_329e-3;
+    q = q * x2 - 1.426_473_9e-2;
+    x * p / q
+}
+
 /// Sum of f(x) over the values: lanes first, then the lanes in order.
 #[inline(always)]
 pub fn sum_by(values: &[f32], f: impl Fn(f32) -> f32) -> f32 {
@@ -86,6 +125,31 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-100.0), 0.0);
+    }
+
+    /// erf by its Taylor series (|x| < 3) in f64.
+    fn exact_erf(x: f64) -> f64 {
+        let mut term = x;
+        let mut sum = x;
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
+    }
+
+    #[test]
+    fn erf_and_tanh_are_close_everywhere() {
+        for i in -3000..=3000 {
+            let x = i as f32 / 1000.0;
+            let e = f64::from(erf(x)) - exact_erf(f64::from(x));
+            assert!(e.abs() < 4e-7, "erf({x}) is off by {e}");
+            let t = f64::from(tanh(x)) - f64::from(x).tanh();
+            assert!(t.abs() < 2e-7, "tanh({x}) is off by {t}");
+        }
+        assert!((erf(9.0) - 1.0).abs() < 4e-7 && (erf(-9.0) + 1.0).abs() < 4e-7);
+        assert_eq!((tanh(60.0), tanh(-60.0)), (1.0, -1.0));
+        assert!((soft_cap(1e9, 30.0) - 30.0).abs() < 1e-5);
     }
 
     #[test]

@@ -2,18 +2,20 @@
 //! backend, and the default of a machine without a GPU.
 
 mod attention;
+mod elementwise;
+mod experts;
 mod linear;
 mod math;
+mod norm;
 mod reduce;
 
 use anyhow::Result;
-use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::json;
 
 use super::{
-    Activation, AttentionShape, Backend, FloatDtype, HeadRows, HostWeight, Into, LogitRule,
-    NormKind, Segments, Tensor,
+    Activation, AttentionShape, Backend, Experts, ExpertsRule, HeadRows, HostWeight, Into, Linear,
+    LogitRule, MlpWork, Norm, RopeShape, Segments, Tensor,
 };
 
 /// f32 numbers in host memory, (rows, width).
@@ -43,13 +45,13 @@ impl Tensor for Activations {
         self.width
     }
 
-    fn set_rows(&mut self, rows: usize) {
+    fn set_shape(&mut self, rows: usize, width: usize) {
         assert!(
-            rows * self.width <= self.data.len(),
-            "a tensor of {} rows can't hold {rows}",
-            self.data.len() / self.width.max(1)
+            rows * width <= self.data.len(),
+            "a tensor of {} numbers can't hold {rows} x {width}",
+            self.data.len()
         );
-        self.rows = rows;
+        (self.rows, self.width) = (rows, width);
     }
 }
 
@@ -82,9 +84,9 @@ pub struct Cpu;
 
 impl Cpu {
     /// Bytes of scratch that all threads together grow to, for products of inner size up to
-    /// `inner_max` and heads up to `head_dim`.
-    pub fn scratch_bytes(inner_max: usize, head_dim: usize) -> usize {
-        let thread = linear::scratch_elements(inner_max) + attention::scratch_elements(head_dim);
+    /// `inner_max` and heads with values up to `value_dim`.
+    pub fn scratch_bytes(inner_max: usize, value_dim: usize) -> usize {
+        let thread = linear::scratch_elements(inner_max) + attention::scratch_elements(value_dim);
         rayon::current_num_threads() * (thread * size_of::<f32>() + GEMM_SCRATCH_BYTES)
     }
 }
@@ -118,7 +120,7 @@ impl Backend for Cpu {
 
     fn weight(&self, host: &HostWeight) -> Result<CpuWeight> {
         Ok(match host.shape.len() {
-            1 => CpuWeight::Vector(widened(host)),
+            1 => CpuWeight::Vector(host.values()),
             _ => CpuWeight::Matrix(host.clone()),
         })
     }
@@ -132,99 +134,136 @@ impl Backend for Cpu {
     }
 
     fn upload(&self, values: &[f32], x: &mut Activations) {
-        x.set_rows(values.len() / x.width.max(1));
+        x.set_shape(values.len() / x.width.max(1), x.width);
         x.data_mut().copy_from_slice(values);
     }
 
-    fn embed(&self, table: &CpuWeight, tokens: &Vec<u32>, out: &mut Activations) {
-        let table = table.matrix();
-        assert_eq!(table.width(), out.width, "embed: width");
-        out.set_rows(tokens.len());
-        let width = out.width;
-        let rows = out.data_mut().par_chunks_exact_mut(width);
-        rows.zip(tokens).for_each(|(row, &token)| {
-            let token = token as usize;
-            widen(&table.slice_rows(token..token + 1), row);
+    fn embed(&self, table: &CpuWeight, rows: &Vec<u32>, into: Into, out: &mut Activations) {
+        elementwise::embed(table.matrix(), rows, into, out);
+    }
+
+    fn scale(&self, x: &mut Activations, factor: f32) {
+        x.data_mut().par_iter_mut().for_each(|v| *v *= factor);
+    }
+
+    fn scale_rows(&self, x: &mut Activations, factors: &Activations, rows: &Vec<u32>) {
+        assert_eq!((x.rows, 1), (rows.len(), factors.width), "scale rows");
+        let width = x.width;
+        let each = x.data_mut().par_chunks_exact_mut(width).zip(rows);
+        each.for_each(|(x, &row)| {
+            let factor = factors.data()[row as usize];
+            x.iter_mut().for_each(|v| *v *= factor);
         });
     }
 
-    fn norm(&self, x: &Activations, kind: NormKind, weight: &CpuWeight, out: &mut Activations) {
-        let weight = weight.vector();
-        assert_eq!(
-            (x.width, x.width),
-            (out.width, weight.len()),
-            "norm: widths"
-        );
-        out.set_rows(x.rows);
-        let NormKind::Rms { eps } = kind;
+    fn gate_rows(&self, x: &mut Activations, gate: &Activations) {
+        assert_eq!((x.rows, 1), (gate.rows, gate.width), "gate rows");
         let width = x.width;
-        let rows = out.data_mut().par_chunks_exact_mut(width);
-        rows.zip(x.data().par_chunks_exact(width))
-            .for_each(|(out, x)| pulp::Arch::new().dispatch(|| rms_norm(x, weight, eps, out)));
+        let each = x.data_mut().par_chunks_exact_mut(width).zip(gate.data());
+        each.for_each(|(x, &gate)| {
+            let factor = math::sigmoid(gate);
+            x.iter_mut().for_each(|v| *v *= factor);
+        });
+    }
+
+    fn clip(&self, x: &mut Activations, bound: f32) {
+        let each = x.data_mut().par_iter_mut();
+        each.for_each(|v| *v = v.clamp(-bound, bound));
+    }
+
+    fn copy(&self, x: &Activations, out: &mut Activations) {
+        out.set_shape(x.rows, x.width);
+        out.data_mut().copy_from_slice(x.data());
+    }
+
+    fn add_scaled(&self, x: &Activations, factor: f32, out: &mut Activations) {
+        assert_eq!((x.rows, x.width), (out.rows, out.width), "add: shapes");
+        let each = out.data_mut().par_iter_mut().zip(x.data());
+        each.for_each(|(o, v)| *o += v * factor);
+    }
+
+    fn norm(&self, x: &Activations, norm: &Norm<CpuWeight>, out: &mut Activations) {
+        out.set_shape(x.rows, x.width);
+        let (weight, bias) = norm_vectors(norm, x.width);
+        let rows = out.data_mut().par_chunks_exact_mut(x.width);
+        rows.zip(x.data().par_chunks_exact(x.width))
+            .for_each(|(out, x)| {
+                pulp::Arch::new().dispatch(|| norm::norm_row(x, &norm.shape, weight, bias, out));
+            });
+    }
+
+    fn norm_in_place(&self, x: &mut Activations, norm: &Norm<CpuWeight>) {
+        let width = x.width;
+        let (weight, bias) = norm_vectors(norm, width);
+        let rows = x.data_mut().par_chunks_exact_mut(width);
+        rows.for_each_with(Vec::new(), |before: &mut Vec<f32>, row| {
+            before.clear();
+            before.extend_from_slice(row);
+            pulp::Arch::new().dispatch(|| norm::norm_row(before, &norm.shape, weight, bias, row));
+        });
     }
 
     fn linear(
         &self,
         x: &Activations,
-        weight: &CpuWeight,
-        bias: Option<&CpuWeight>,
+        linear: &Linear<CpuWeight>,
         into: Into,
         out: &mut Activations,
     ) {
-        linear::linear(x, weight.matrix(), bias.map(CpuWeight::vector), into, out);
+        let bias = linear.bias.as_ref().map(CpuWeight::vector);
+        linear::linear(x, linear.weight.matrix(), bias, into, out);
     }
 
     fn rope(
         &self,
         x: &mut Activations,
-        head_dim: usize,
+        shape: &RopeShape,
         cos: &Activations,
         sin: &Activations,
         positions: &Vec<u32>,
     ) {
-        let (width, half) = (x.width, head_dim / 2);
-        assert_eq!((cos.width, sin.width), (half, half), "rope: tables");
-        assert_eq!(positions.len(), x.rows, "rope: positions");
-        let rows = x.data_mut().par_chunks_exact_mut(width);
-        rows.zip(positions).for_each(|(row, &position)| {
-            let at = position as usize * half;
-            let (cos, sin) = (&cos.data()[at..at + half], &sin.data()[at..at + half]);
-            for head in row.chunks_exact_mut(head_dim) {
-                rotate_half(head, cos, sin);
-            }
-        });
+        elementwise::rope(x, shape, [cos, sin], positions);
+    }
+
+    fn join_heads(
+        &self,
+        own: &Activations,
+        shared: &Activations,
+        heads: usize,
+        out: &mut Activations,
+    ) {
+        elementwise::join_heads(own, shared, heads, out);
     }
 
     fn attention(
         &self,
         shape: &AttentionShape,
         segments: &Segments,
-        q: &Activations,
-        k: &Activations,
-        v: &Activations,
+        sinks: Option<&CpuWeight>,
+        qkv: [&Activations; 3],
         out: &mut Activations,
     ) {
-        attention::attention(shape, segments, q, k, v, out);
+        attention::attention(shape, segments, sinks.map(CpuWeight::vector), qkv, out);
     }
 
-    fn gate(&self, activation: Activation, gate: &mut Activations, up: &Activations) {
-        assert_eq!((gate.rows, gate.width), (up.rows, up.width), "gate: shapes");
-        let Activation::Silu = activation;
-        let width = gate.width;
-        let rows = gate.data_mut().par_chunks_exact_mut(width);
-        rows.zip(up.data().par_chunks_exact(width))
-            .for_each(|(gate, up)| {
-                pulp::Arch::new().dispatch(|| {
-                    for (g, u) in gate.iter_mut().zip(up) {
-                        *g = math::silu(*g) * u;
-                    }
-                });
-            });
+    fn activate(&self, activation: Activation, x: &mut Activations, up: Option<&Activations>) {
+        elementwise::activate(activation, x, up);
+    }
+
+    fn experts(
+        &self,
+        x: &Activations,
+        logits: &Activations,
+        rule: &ExpertsRule,
+        experts: &Experts<CpuWeight>,
+        work: &mut MlpWork<Activations>,
+        out: &mut Activations,
+    ) {
+        experts::experts(x, logits, rule, experts, work, out);
     }
 
     fn gather(&self, x: &Activations, rows: &Vec<u32>, out: &mut Activations) {
-        assert_eq!(out.width, x.width, "gather: widths");
-        out.set_rows(rows.len());
+        out.set_shape(rows.len(), x.width);
         let width = x.width;
         for (out, &row) in out.data_mut().chunks_exact_mut(width).zip(rows) {
             let at = row as usize * width;
@@ -243,43 +282,19 @@ impl Backend for Cpu {
     }
 }
 
-#[inline(always)]
-fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let mean = math::sum_by(x, |v| v * v) / x.len() as f32;
-    let factor = 1.0 / (mean + eps).sqrt();
-    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
-        *out = w * (x * factor);
-    }
-}
-
-fn rotate_half(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (low, high) = head.split_at_mut(cos.len());
-    for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
-    }
-}
-
-fn widened(weight: &HostWeight) -> Vec<f32> {
-    let mut out = vec![0.0; weight.shape.iter().product()];
-    widen(weight, &mut out);
-    out
-}
-
-fn widen(weight: &HostWeight, out: &mut [f32]) {
-    let bytes = weight.bytes();
-    let (twos, fours) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
-    let pairs = out.iter_mut();
-    match weight.dtype {
-        FloatDtype::F32 => pairs
-            .zip(fours)
-            .for_each(|(o, b)| *o = f32::from_le_bytes(*b)),
-        FloatDtype::F16 => pairs
-            .zip(twos)
-            .for_each(|(o, b)| *o = f16::from_le_bytes(*b).to_f32()),
-        FloatDtype::Bf16 => pairs
-            .zip(twos)
-            .for_each(|(o, b)| *o = bf16::from_le_bytes(*b).to_f32()),
-    }
+/// Weight and bias of a norm for rows of `row` numbers; empty for none.
+fn norm_vectors(norm: &Norm<CpuWeight>, row: usize) -> (&[f32], &[f32]) {
+    let width = norm.shape.width;
+    assert!(
+        row.is_multiple_of(width),
+        "norm: pieces of {width} in a row of {row}"
+    );
+    let [weight, bias] = [&norm.weight, &norm.bias].map(|vector| {
+        let values = vector.as_ref().map_or(&[][..], CpuWeight::vector);
+        assert!([0, width, row].contains(&values.len()), "norm: weight");
+        values
+    });
+    (weight, bias)
 }
 
 /// The widest instructions in use: they decide which of gemm's kernels runs.

@@ -38,8 +38,10 @@ pub fn reduce_head(
         .zip(out.logp[first * k..].par_chunks_exact_mut(k))
         .map(|(((row, &target), ids), logp)| {
             let row = &mut row[..rule.vocab];
-            pulp::Arch::new()
-                .dispatch(|| reduce_row(row, rule.vocab_real, target as usize, ids, logp))
+            pulp::Arch::new().dispatch(|| {
+                finish(row, rule);
+                reduce_row(row, rule.vocab_real, target as usize, ids, logp)
+            })
         })
         .collect();
     for (row, scores) in scores.into_iter().enumerate() {
@@ -53,6 +55,25 @@ pub fn reduce_head(
         out.logsumexp.push(scores.logsumexp);
         out.entropy.push(scores.entropy);
         out.padded_mass.push(scores.padded_mass);
+    }
+}
+
+/// What the architecture does to logits after the product.
+#[inline(always)]
+fn finish(row: &mut [f32], rule: &LogitRule) {
+    if rule.scale != 1.0 {
+        row.iter_mut().for_each(|x| *x *= rule.scale);
+    }
+    if let Some(cap) = rule.cap {
+        // A NaN and an infinity must still be seen after it.
+        let capped = |x: f32| {
+            if x.is_finite() {
+                math::soft_cap(x, cap)
+            } else {
+                x
+            }
+        };
+        row.iter_mut().for_each(|x| *x = capped(*x));
     }
 }
 

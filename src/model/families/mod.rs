@@ -1,11 +1,77 @@
 //! The families kdscore knows: for each, a function from config.json to a [`Description`].
 
+mod common;
 mod llama;
+mod mistral;
+mod qwen;
 
 use anyhow::{Result, bail};
 
 use super::config::Config;
 use super::description::Description;
+
+/// Keys that change no score: names, token numbers, training, generation, storage.
+pub const HARMLESS: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "attn_pdrop",
+    "auto_map",
+    "aux_loss_alpha",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "cla_share_factor",
+    "dtype",
+    "embd_pdrop",
+    "embedding_dropout",
+    "eos_token_id",
+    "ep_size",
+    "finetuning_task",
+    "hidden_dropout",
+    "hidden_dropout_prob",
+    "id2label",
+    "initializer_range",
+    "is_decoder",
+    "is_encoder_decoder",
+    "is_llama_config",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "license",
+    "max_length",
+    "model_type",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "resid_pdrop",
+    "residual_dropout",
+    "return_dict",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "seq_aux",
+    "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
 
 struct Family {
     /// `model_type` in config.json.
@@ -15,11 +81,24 @@ struct Family {
     describe: fn(&Config) -> Result<Description>,
 }
 
-const FAMILIES: &[Family] = &[Family {
-    model_type: "llama",
-    architecture: "LlamaForCausalLM",
-    describe: llama::describe,
-}];
+const fn family(
+    model_type: &'static str,
+    architecture: &'static str,
+    describe: fn(&Config) -> Result<Description>,
+) -> Family {
+    Family {
+        model_type,
+        architecture,
+        describe,
+    }
+}
+
+const FAMILIES: &[Family] = &[
+    family("llama", "LlamaForCausalLM", llama::describe),
+    family("mistral", "MistralForCausalLM", mistral::describe),
+    family("qwen2", "Qwen2ForCausalLM", qwen::describe2),
+    family("qwen3", "Qwen3ForCausalLM", qwen::describe3),
+];
 
 /// # Errors
 /// An architecture that is not supported, by name and with the list of those that are; or a key
