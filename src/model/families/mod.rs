@@ -1,9 +1,23 @@
 //! The families kdscore knows: for each, a function from config.json to a [`Description`].
 
+mod cohere;
 mod common;
+mod exaone4;
+mod gemma;
+mod glm4;
+mod gpt2;
+mod gpt_neox;
+mod granite;
 mod llama;
 mod mistral;
+mod nemotron;
+mod olmo;
+mod phi;
+mod phi3;
 mod qwen;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use anyhow::{Result, bail};
 
@@ -98,6 +112,24 @@ const FAMILIES: &[Family] = &[
     family("mistral", "MistralForCausalLM", mistral::describe),
     family("qwen2", "Qwen2ForCausalLM", qwen::describe2),
     family("qwen3", "Qwen3ForCausalLM", qwen::describe3),
+    family("gemma", "GemmaForCausalLM", gemma::describe1),
+    family("gemma2", "Gemma2ForCausalLM", gemma::describe2),
+    family("gemma3_text", "Gemma3ForCausalLM", gemma::describe3),
+    family("phi", "PhiForCausalLM", phi::describe),
+    family("phi3", "Phi3ForCausalLM", phi3::describe),
+    family("olmo2", "Olmo2ForCausalLM", olmo::describe2),
+    family("olmo3", "Olmo3ForCausalLM", olmo::describe3),
+    family("granite", "GraniteForCausalLM", granite::describe),
+    family("cohere", "CohereForCausalLM", cohere::describe1),
+    family("cohere2", "Cohere2ForCausalLM", cohere::describe2),
+    family("gpt2", "GPT2LMHeadModel", gpt2::describe),
+    family("gpt_neox", "GPTNeoXForCausalLM", gpt_neox::describe),
+    family("stablelm", "StableLmForCausalLM", stablelm::describe),
+    family("starcoder2", "Starcoder2ForCausalLM", starcoder2::describe),
+    family("smollm3", "SmolLM3ForCausalLM", smollm3::describe),
+    family("glm4", "Glm4ForCausalLM", glm4::describe),
+    family("nemotron", "NemotronForCausalLM", nemotron::describe),
+    family("exaone4", "Exaone4ForCausalLM", exaone4::describe),
 ];
 
 /// # Errors
