@@ -69,6 +69,18 @@ impl Config {
         }
     }
 
+    /// As if `value` stood under `key`; no keys where it is not an object.
+    pub fn object_of(&self, key: &str, value: Value) -> Config {
+        let keys = match value {
+            Value::Object(keys) => keys,
+            _ => Map::new(),
+        };
+        Config {
+            keys,
+            ..self.empty_object(key)
+        }
+    }
+
     /// Keys that are there, not null, and that nothing asked for; those of an object only where
     /// something asked for the object.
     pub fn unasked(&self) -> Vec<String> {

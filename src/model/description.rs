@@ -2,7 +2,7 @@
 //! config.json to this.
 
 use crate::backend::{
-    Activation, AttentionShape, ExpertsRule, Lines, NormKind, NormShape, Order, RopeShape,
+    Activation, AttentionShape, ExpertsRule, Lines, MX_BLOCK, NormKind, NormShape, Order, RopeShape,
 };
 
 use super::rope::Rope;
@@ -93,6 +93,7 @@ pub struct Attention {
 
 /// Where queries come from.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one a layer")]
 pub enum Query {
     Full(Projection), // (heads * head_dim, H)
     /// Through a narrow, normalised latent (DeepSeek-V2, arXiv:2405.04434).
@@ -105,6 +106,7 @@ pub enum Query {
 
 /// Where keys and values come from.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one a layer")]
 pub enum Keys {
     Full {
         k: Projection, // (kv_heads * head_dim, H)
@@ -142,6 +144,7 @@ pub struct Temperature {
 }
 
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one a layer")]
 pub enum Mlp {
     Dense(DenseMlp),
     Experts(Experts),
@@ -248,6 +251,33 @@ impl WeightSpec {
         }
     }
 
+    /// The tensor is stored with its axes swapped.
+    pub fn transposed(mut self) -> WeightSpec {
+        self.tensor.shape.reverse();
+        self.order = Order::Columns;
+        self
+    }
+
+    /// The tensors stack `pieces` of these, of which this is one.
+    pub fn stacked(mut self, piece: usize, pieces: usize) -> WeightSpec {
+        for tensor in std::iter::once(&mut self.tensor).chain(&mut self.scales) {
+            tensor.shape.insert(0, pieces);
+        }
+        (self.piece, self.pieces) = (piece, pieces);
+        self
+    }
+
+    /// Stored as 4-bit blocks under `name_blocks` with factors under `name_scales`.
+    pub fn mxfp4(name: &str, [outputs, inputs]: [usize; 2]) -> WeightSpec {
+        let blocks = inputs / MX_BLOCK;
+        let (stored, factors) = (format!("{name}_blocks"), format!("{name}_scales"));
+        WeightSpec {
+            tensor: TensorSpec::new(stored, &[outputs, blocks, MX_BLOCK / 2]),
+            scales: Some(TensorSpec::new(factors, &[outputs, blocks])),
+            ..WeightSpec::new(name, &[outputs, inputs])
+        }
+    }
+
     /// Some lines of a fused tensor, used as `outputs` rows.
     pub fn lines(mut self, lines: Lines, outputs: usize) -> WeightSpec {
         (self.lines, self.shape[0]) = (lines, outputs);
@@ -274,17 +304,7 @@ impl Projection {
 
     /// The weight is stored (inputs, outputs).
     pub fn transposed(mut self) -> Projection {
-        self.weight.tensor.shape.reverse();
-        self.weight.order = Order::Columns;
-        self
-    }
-
-    /// Weight and bias are entry `piece` of tensors that stack `pieces` of them.
-    pub fn stacked(mut self, piece: usize, pieces: usize) -> Projection {
-        for spec in std::iter::once(&mut self.weight).chain(&mut self.bias) {
-            spec.tensor.shape.insert(0, pieces);
-            (spec.piece, spec.pieces) = (piece, pieces);
-        }
+        self.weight = self.weight.transposed();
         self
     }
 

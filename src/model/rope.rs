@@ -113,6 +113,8 @@ impl Rope {
                 )
             )
         );
+        // How the axes of an image share the head: text is on all of them at once.
+        rope.ignore(&["mrope_section", "mrope_interleaved"]);
         let older = rope.str("type")?;
         let kind = rope.str("rope_type")?.or(older).unwrap_or("default");
         let read = Reader {

@@ -129,7 +129,7 @@ fn gelu(x: f32) -> f32 {
 
 #[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
-    const SQRT_2_OVER_PI: f32 = 0.797_884_56;
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     0.5 * x * (1.0 + math::tanh(SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x))))
 }
 

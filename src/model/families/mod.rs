@@ -2,19 +2,27 @@
 
 mod cohere;
 mod common;
+mod deepseek;
 mod exaone4;
+mod experts;
 mod gemma;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
+mod llama4;
 mod mistral;
+mod mixtral;
+mod multimodal;
 mod nemotron;
 mod olmo;
+mod olmoe;
 mod phi;
 mod phi3;
 mod qwen;
+mod qwen_moe;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -130,6 +138,43 @@ const FAMILIES: &[Family] = &[
     family("glm4", "Glm4ForCausalLM", glm4::describe),
     family("nemotron", "NemotronForCausalLM", nemotron::describe),
     family("exaone4", "Exaone4ForCausalLM", exaone4::describe),
+    family("mixtral", "MixtralForCausalLM", mixtral::describe),
+    family("qwen2_moe", "Qwen2MoeForCausalLM", qwen_moe::describe2),
+    family("qwen3_moe", "Qwen3MoeForCausalLM", qwen_moe::describe3),
+    family("olmoe", "OlmoeForCausalLM", olmoe::describe),
+    family("gpt_oss", "GptOssForCausalLM", gpt_oss::describe),
+    family("deepseek_v3", "DeepseekV3ForCausalLM", deepseek::describe),
+    family("llama4_text", "Llama4ForCausalLM", llama4::describe),
+    family(
+        "gemma3",
+        "Gemma3ForConditionalGeneration",
+        multimodal::gemma3,
+    ),
+    family(
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        multimodal::mistral3,
+    ),
+    family(
+        "llama4",
+        "Llama4ForConditionalGeneration",
+        multimodal::llama4,
+    ),
+    family(
+        "qwen2_vl",
+        "Qwen2VLForConditionalGeneration",
+        multimodal::qwen2_vl,
+    ),
+    family(
+        "qwen2_5_vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        multimodal::qwen2_5_vl,
+    ),
+    family(
+        "qwen3_vl",
+        "Qwen3VLForConditionalGeneration",
+        multimodal::qwen3_vl,
+    ),
 ];
 
 /// # Errors
@@ -162,11 +207,42 @@ pub fn describe(config: &Config) -> Result<Description> {
             )
         ));
     }
-    if config.value("quantization_config").is_some() {
-        bail!(config.error(
-            "quantization_config",
-            "expected bf16, f16 or f32 weights, found quantised ones, which are not supported"
-        ));
+    let fp8_block = quantisation(config, family.model_type)?;
+    let description = (family.describe)(config)?;
+    Ok(Description {
+        fp8_block,
+        ..description
+    })
+}
+
+/// The block of 8-bit weights, where the checkpoint has them. What can't be decoded exactly is
+/// refused by name.
+fn quantisation(config: &Config, model_type: &str) -> Result<Option<usize>> {
+    let Some(quantised) = config.object("quantization_config")? else {
+        return Ok(None);
+    };
+    // What was left alone shows in the tensors themselves; activations stay f32.
+    quantised.ignore(&["modules_to_not_convert", "activation_scheme", "dequantize"]);
+    match quantised.str("quant_method")?.unwrap_or_default() {
+        "mxfp4" if model_type == "gpt_oss" => Ok(None),
+        "fp8" => {
+            quantised.one_of("fmt", "e4m3", &["e4m3"])?;
+            let block = quantised.numbers("weight_block_size")?.unwrap_or_default();
+            match block.as_slice() {
+                [lines, columns] if lines == columns && *lines >= 1.0 && lines.fract() == 0.0 => {
+                    Ok(Some(*lines as usize))
+                }
+                other => bail!(quantised.error(
+                    "weight_block_size",
+                    &format!("expected two equal sizes, such as [128, 128], found {other:?}")
+                )),
+            }
+        }
+        other => bail!(quantised.error(
+            "quant_method",
+            &format!(
+                "expected mxfp4 (gpt_oss) or fp8 in blocks, found {other:?}, which is not supported; use the checkpoint with bf16, f16 or f32 weights"
+            )
+        )),
     }
-    (family.describe)(config)
 }

@@ -24,48 +24,107 @@ const DEFAULTS: Defaults = Defaults {
     context: 32_768,
 };
 
+const DEFAULTS_2_VL: Defaults = Defaults {
+    hidden: 8192,
+    vocab: 152_064,
+    inner: 29_568,
+    layers: 80,
+    heads: 64,
+    kv_heads: Some(8),
+    ..DEFAULTS
+};
+
+/// What the classes of these differ in where a config is silent.
+struct Class {
+    family: &'static str,
+    defaults: Defaults,
+    eps: f64,
+    theta: f64,
+    max_window_layers: usize,
+}
+
+const QWEN2: Class = Class {
+    family: "qwen2",
+    defaults: DEFAULTS,
+    eps: 1e-6,
+    theta: 10_000.0,
+    max_window_layers: 28,
+};
+
 pub fn describe2(config: &Config) -> Result<Description> {
-    let biases = Biases {
-        qkv: true,
-        ..Biases::default()
+    describe(config, &QWEN2, QKV_BIAS)
+}
+
+/// The text part of Qwen2-VL and Qwen2.5-VL.
+pub fn describe2_vl(config: &Config) -> Result<Description> {
+    let class = Class {
+        family: "qwen2_vl_text",
+        defaults: DEFAULTS_2_VL,
+        eps: 1e-5,
+        theta: 1_000_000.0,
+        max_window_layers: 80,
     };
-    describe(config, "qwen2", DEFAULTS, biases)
+    describe(config, &class, QKV_BIAS)
 }
 
 pub fn describe3(config: &Config) -> Result<Description> {
+    let class = Class {
+        family: "qwen3",
+        defaults: Defaults {
+            head_dim: Some(128),
+            ..DEFAULTS
+        },
+        ..QWEN2
+    };
+    with_qk_norm(config, &class)
+}
+
+/// The text part of Qwen3-VL.
+pub fn describe3_vl(config: &Config) -> Result<Description> {
+    let class = Class {
+        family: "qwen3_vl_text",
+        defaults: Defaults {
+            head_dim: Some(128),
+            context: 128_000,
+            ..DEFAULTS
+        },
+        theta: 500_000.0,
+        ..QWEN2
+    };
+    with_qk_norm(config, &class)
+}
+
+const QKV_BIAS: Biases = Biases {
+    qkv: true,
+    o: false,
+    mlp: false,
+};
+
+fn with_qk_norm(config: &Config, class: &Class) -> Result<Description> {
     let bias = config.bool_or("attention_bias", false)?;
     let biases = Biases {
         qkv: bias,
         o: bias,
         mlp: false,
     };
-    let defaults = Defaults {
-        head_dim: Some(128),
-        ..DEFAULTS
-    };
-    let mut description = describe(config, "qwen3", defaults, biases)?;
-    let eps = eps(config, "rms_norm_eps", 1e-6)?;
+    let mut description = describe(config, class, biases)?;
+    let eps = eps(config, "rms_norm_eps", class.eps)?;
     for (i, layer) in description.layers.iter_mut().enumerate() {
         norm_each_head(layer, i, eps, 0.0);
     }
     Ok(description)
 }
 
-fn describe(
-    config: &Config,
-    family: &'static str,
-    defaults: Defaults,
-    biases: Biases,
-) -> Result<Description> {
-    let sizes = Sizes::read(config, &defaults)?;
+fn describe(config: &Config, class: &Class, biases: Biases) -> Result<Description> {
+    let sizes = Sizes::read(config, &class.defaults)?;
     let activation = activation(config, "hidden_act", "silu")?;
-    let eps = eps(config, "rms_norm_eps", 1e-6)?;
+    let eps = eps(config, "rms_norm_eps", class.eps)?;
     let norm = |name: String| Norm::rms(format!("{name}.weight"), eps, sizes.hidden);
     let window = window(config)?;
-    let from = config.count_or("max_window_layers", 28)?;
+    let from = config.count_or("max_window_layers", class.max_window_layers)?;
     let slides = |i| window.is_some() && i >= from;
     let otherwise = |i| if slides(i) { Sees::Sliding } else { Sees::Full };
-    let rope = RopeFamily::new(10_000.0, sizes.head_dim, sizes.context);
+    let rope = RopeFamily::new(class.theta, sizes.head_dim, sizes.context);
     let layers = layer_types(config, sizes.layers, otherwise)?;
     let layers = layers.into_iter().enumerate().map(|(i, sees)| {
         let mut layer = llama_layer(&sizes, i, biases, activation, &norm);
@@ -73,7 +132,7 @@ fn describe(
         Ok(layer)
     });
     Ok(llama_like(
-        family,
+        class.family,
         &sizes,
         layers.collect::<Result<_>>()?,
         norm("model.norm".to_owned()),
@@ -84,7 +143,10 @@ fn describe(
 
 /// The window, where `use_sliding_window` says that it is one.
 pub fn window(config: &Config) -> Result<Option<usize>> {
-    let window = config.usize_or_none("sliding_window", Some(4096))?;
-    let in_use = config.bool_or("use_sliding_window", false)?;
-    Ok(window.filter(|_| in_use))
+    if config.bool_or("use_sliding_window", false)? {
+        return config.usize_or_none("sliding_window", Some(4096));
+    }
+    // Of the right kind even where it is not in use; some classes save 0.
+    config.count_or("sliding_window", 0)?;
+    Ok(None)
 }
