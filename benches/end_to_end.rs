@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use divan::counter::ItemsCount;
 use kdscore::backend::cpu::Cpu;
-use kdscore::backend::{Backend, HostWeight, Into, LogitRule};
+use kdscore::backend::{Backend, HostWeight, Into, Linear};
 use kdscore::corpus::CorpusShard;
-use kdscore::model::{Decoder, Limits, Teacher};
+use kdscore::model::{Decoder, Limits, Teacher, Unknown, Vocabulary};
 use kdscore::products::{Dtype, Product, ProductPlan};
 use kdscore::score::{Proceed, ScoredShard, ShardJob, score_shard};
 use kdscore::store::NpyFile;
@@ -69,11 +69,11 @@ fn decoder(teacher: &Teacher) -> Decoder<'_, Cpu> {
         wave: 1,
     };
     let vocab = teacher.description.vocab;
-    let rule = LogitRule {
-        vocab,
-        vocab_real: vocab,
+    let vocabulary = Vocabulary {
+        scored: vocab,
+        tokenizer: vocab,
     };
-    Decoder::new(&Cpu, teacher, limits, rule).unwrap()
+    Decoder::new(&Cpu, teacher, limits, vocabulary).unwrap()
 }
 
 fn score(decoder: &mut Decoder<'_, Cpu>, shard: CorpusShard<'_>) -> ScoredShard {
@@ -94,7 +94,7 @@ fn score(decoder: &mut Decoder<'_, Cpu>, shard: CorpusShard<'_>) -> ScoredShard 
 }
 
 fn check() {
-    let teacher = Teacher::open(&fixture("teacher")).unwrap();
+    let teacher = Teacher::open(&fixture("teacher"), Unknown::Refuse).unwrap();
     let arrays = Arrays::golden(1);
     let scored = score(&mut decoder(&teacher), arrays.shard());
     let is_logp = |a: &&kdscore::products::ProductArray| a.product == Product::Logp;
@@ -116,7 +116,7 @@ fn body_flops(teacher: &Teacher, tokens: usize) -> usize {
 
 #[divan::bench(sample_count = 10)]
 fn score_shard_of_the_embedded_teacher(bencher: divan::Bencher) {
-    let teacher = Teacher::open(&fixture("teacher")).unwrap();
+    let teacher = Teacher::open(&fixture("teacher"), Unknown::Refuse).unwrap();
     let arrays = Arrays::golden(4);
     let mut decoder = decoder(&teacher);
     let flops = body_flops(&teacher, arrays.tokens.len());
@@ -129,7 +129,10 @@ fn score_shard_of_the_embedded_teacher(bencher: divan::Bencher) {
 fn one_large_product(bencher: divan::Bencher) {
     let size = 1536;
     let weight = HostWeight::from_f32(&vec![0.5; size * size], vec![size, size]);
-    let weight = Cpu.weight(&weight).unwrap();
+    let linear = Linear {
+        weight: Cpu.weight(&weight).unwrap(),
+        bias: None,
+    };
     let (mut x, mut out) = (
         Cpu.tensor(size, size).unwrap(),
         Cpu.tensor(size, size).unwrap(),
@@ -138,6 +141,6 @@ fn one_large_product(bencher: divan::Bencher) {
     bencher
         .counter(ItemsCount::new(2 * size * size * size))
         .bench_local(|| {
-            Cpu.linear(&x, &weight, None, Into::Replace, &mut out);
+            Cpu.linear(&x, &linear, Into::Replace, &mut out);
         });
 }

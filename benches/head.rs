@@ -36,6 +36,8 @@ fn reduce(values: &[f32], rows: usize, vocab: usize) -> HeadRows {
     let rule = LogitRule {
         vocab,
         vocab_real: vocab,
+        scale: 1.0,
+        cap: None,
     };
     Cpu.reduce_head(&mut tensor, &rule, &vec![0; rows], &mut out);
     out
