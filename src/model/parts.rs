@@ -165,6 +165,13 @@ impl Mlp {
         }
     }
 
+    pub fn experts_mut(&mut self) -> Option<&mut Experts> {
+        match self {
+            Mlp::Dense(_) => None,
+            Mlp::Experts(experts) => Some(experts),
+        }
+    }
+
     fn inner_width(&self) -> usize {
         match self {
             Mlp::Dense(dense) => dense.up.outputs(),

@@ -126,8 +126,8 @@ const CASES: &[Case] = &[
     ),
     (
         "other activation",
-        |t| edit_config(t, set("hidden_act", json!("gelu"))),
-        &["hidden_act", "gelu"],
+        |t| edit_config(t, set("hidden_act", json!("quick_gelu"))),
+        &["hidden_act", "quick_gelu"],
     ),
     (
         "quantised",
@@ -137,7 +137,22 @@ const CASES: &[Case] = &[
                 set("quantization_config", json!({"quant_method": "gptq"})),
             )
         },
-        &["quantization_config"],
+        &["quantization_config", "gptq", "not supported"],
+    ),
+    (
+        "unknown key",
+        |t| edit_config(t, set("logit_bias_per_layer", json!(0.5))),
+        &["logit_bias_per_layer", "--allow-unknown-config"],
+    ),
+    (
+        "unknown tensor",
+        |t| {
+            edit_header(t, |h| {
+                let x = h["model.norm.weight"].clone();
+                h.insert("model.layers.0.self_attn.q_norm.weight".into(), x);
+            })
+        },
+        &["model.layers.0.self_attn.q_norm.weight"],
     ),
     (
         "no weights",

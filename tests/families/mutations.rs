@@ -1,0 +1,1 @@
+//! What a wrong config or tensor does.
