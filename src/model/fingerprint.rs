@@ -98,3 +98,60 @@ fn cache_key(file: &Path) -> Result<String> {
     let facts = look().with_context(|| format!("{}: can't look at the file", file.display()))?;
     Ok(canonical::fingerprint(&facts))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Keeps hashes in memory and counts what had to be hashed anew.
+    #[derive(Default)]
+    struct Memory {
+        kept: Mutex<BTreeMap<String, FileHashes>>,
+        misses: Mutex<usize>,
+    }
+
+    impl HashCache for Memory {
+        fn get(&self, key: &str) -> Option<FileHashes> {
+            let found = self.kept.lock().unwrap().get(key).cloned();
+            *self.misses.lock().unwrap() += usize::from(found.is_none());
+            found
+        }
+
+        fn put(&self, key: &str, hashes: &FileHashes) {
+            self.kept.lock().unwrap().insert(key.into(), hashes.clone());
+        }
+    }
+
+    fn fingerprint(folder: &Path, cache: &Memory) -> String {
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        teacher_fingerprint(&checkpoint, cache, &|_| {}).unwrap()
+    }
+
+    #[test]
+    fn a_changed_byte_changes_it_and_an_unchanged_file_is_not_hashed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let teacher = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/teacher");
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(teacher.join(name), folder.path().join(name)).unwrap();
+        }
+        let cache = Memory::default();
+        let first = fingerprint(folder.path(), &cache);
+        assert_eq!(first, fingerprint(folder.path(), &cache));
+        assert_eq!(*cache.misses.lock().unwrap(), 1);
+
+        let weights = folder.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&weights).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        std::fs::write(&weights, bytes).unwrap();
+        assert_ne!(first, fingerprint(folder.path(), &cache));
+        assert_eq!(*cache.misses.lock().unwrap(), 2);
+        assert_eq!(
+            first,
+            fingerprint(&teacher, &cache),
+            "the path is no part of it"
+        );
+    }
+}

@@ -3,6 +3,11 @@
 
 use std::path::Path;
 
+use kdscore::backend::cpu::Cpu;
+use kdscore::corpus::CorpusShard;
+use kdscore::model::{Decoder, Limits, Teacher, Unknown, Vocabulary};
+use kdscore::products::{Dtype, Product, ProductPlan};
+use kdscore::score::{Proceed, ShardJob, score_shard};
 use sha2::{Digest, Sha256};
 
 use super::program::{Tokens, fixture, golden_corpus, manifests, succeed, write_corpus};
@@ -140,4 +145,49 @@ fn noise_in_the_neighbours_changes_no_bit() {
             .count();
         assert!(changed > 4, "the noise must be seen in its own rows");
     }
+}
+
+/// Batches that pass the layers together give what each gives alone.
+#[test]
+fn waves_change_no_bit() {
+    let teacher = Teacher::open(&fixture("teacher"), Unknown::Refuse).unwrap();
+    let sequences = golden_corpus();
+    let tokens: Vec<i32> = sequences.iter().flat_map(|s| s.0.clone()).collect();
+    let mask: Vec<u8> = sequences.iter().flat_map(|s| s.1.clone()).collect();
+    let mut offsets = vec![0];
+    for (tokens, _) in &sequences {
+        offsets.push(offsets[offsets.len() - 1] + tokens.len() as i64);
+    }
+    let shard = CorpusShard::new(&tokens, &offsets, &mask).unwrap();
+    let products = ProductPlan {
+        k: 32,
+        logp_dtype: Dtype::F32,
+        extra: Product::EXTRA.to_vec(),
+    };
+    let vocab = teacher.description.vocab;
+    let vocabulary = Vocabulary {
+        scored: vocab,
+        tokenizer: vocab,
+    };
+    let score = |wave: usize| {
+        let limits = Limits {
+            tokens: 512,
+            sequence: 512,
+            head_chunk: 96,
+            wave,
+        };
+        let mut decoder = Decoder::new(&Cpu, &teacher, limits, vocabulary).unwrap();
+        let job = ShardJob {
+            shard,
+            sequences: 0..shard.sequences(),
+            token_budget: 200,
+            wave,
+            products: &products,
+        };
+        let scored = score_shard(&mut decoder, &job, &mut |_| Proceed::Go).unwrap();
+        scored.unwrap().arrays
+    };
+    let one = score(1);
+    assert!(one == score(3));
+    assert!(one == score(100));
 }

@@ -104,6 +104,7 @@ impl Backend for Cpu {
             "backend": "cpu",
             "device": cpu_model(),
             "instructions": instructions(),
+            "gemm": option_env!("KDSCORE_GEMM").unwrap_or("unknown"),
         })
     }
 
