@@ -18,11 +18,11 @@ pub struct Cli {
     pub command: Command,
 
     /// Print one JSON object on stdout instead of a table.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 1000)]
     pub json: bool,
 
     /// Worker threads on the CPU [default: all cores]. Never changes a stored bit.
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", display_order = 1000)]
     pub threads: Option<usize>,
 }
 
@@ -115,7 +115,7 @@ pub struct PrepareArgs {
     #[arg(long)]
     pub on_bad_row: Option<String>,
 
-    /// Tokens per corpus shard, about [default: 4194304].
+    /// Tokens per corpus shard, about: what a lost machine costs at most [default: 262144].
     #[arg(long, value_name = "N")]
     pub shard_tokens: Option<usize>,
 
@@ -140,7 +140,7 @@ pub struct ScoreArgs {
     pub out: Option<PathBuf>,
 
     /// Ids kept per row [default: 32].
-    #[arg(short)]
+    #[arg(short, long, value_name = "K")]
     pub k: Option<usize>,
 
     /// auto or cpu [default: auto].
@@ -176,16 +176,16 @@ pub struct ScoreArgs {
     pub vocab_limit: Option<usize>,
 
     /// Score although the corpus's tokenizer is not, or can't be shown to be, the teacher's; recorded.
-    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub trust_tokens: Option<bool>,
 
     /// Score although config.json has keys, or the checkpoint tensors, that kdscore doesn't know
     /// and that could change the numbers.
-    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub allow_unknown_config: Option<bool>,
 
     /// Refuse to add to shards made on another device model, libraries, kernels or build.
-    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub same_device: Option<bool>,
 }
 
@@ -204,11 +204,11 @@ pub struct VerifyArgs {
     pub teacher: Option<PathBuf>,
 
     /// Remove what no manifest names, in shards that have a manifest.
-    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub clean: Option<bool>,
 
     /// Move damaged shards aside, so that score makes them again.
-    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub discard_damaged: Option<bool>,
 }
 
@@ -221,19 +221,34 @@ pub struct StatusArgs {
 #[derive(Args, Debug)]
 pub struct ShowArgs {
     /// Folder of the scored set.
-    #[arg(required_unless_present = "teacher", conflicts_with = "teacher")]
+    #[arg(required_unless_present_any = ["teacher", "input"], conflicts_with = "teacher")]
     pub out: Option<PathBuf>,
 
     /// Sequence to show, counted over the whole corpus.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        conflicts_with = "teacher"
+    )]
     pub sequence: u64,
 
     /// First row of the sequence to show.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        conflicts_with = "teacher"
+    )]
     pub from: usize,
 
     /// Most rows to show.
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        conflicts_with = "teacher"
+    )]
     pub rows: usize,
 
     /// Folder of the token corpus [default: the one noted in job.json].
@@ -245,11 +260,11 @@ pub struct ShowArgs {
     pub teacher: Option<PathBuf>,
 
     /// Text to score.
-    #[arg(long, group = "input")]
+    #[arg(long, group = "input", requires = "teacher")]
     pub text: Option<String>,
 
     /// JSON file with one chat ({"messages": [...]} or the list itself) to score.
-    #[arg(long, value_name = "FILE", group = "input")]
+    #[arg(long, value_name = "FILE", group = "input", requires = "teacher")]
     pub messages: Option<PathBuf>,
 
     /// Score although config.json has keys, or the checkpoint tensors, that kdscore doesn't know

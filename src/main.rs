@@ -1,10 +1,12 @@
 //! Parse, run one command, print its result or one error, exit.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 use kdscore::cli::Cli;
 use kdscore::commands::{self, Interrupt, Outcome, Status};
+use kdscore::progress;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -14,13 +16,14 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json;
     match run(cli) {
-        Ok(outcome) => {
-            print(&outcome, json);
-            match outcome.status {
-                Status::Done => ExitCode::SUCCESS,
-                Status::Unfinished => ExitCode::from(1),
+        Ok(outcome) => match (print(&outcome, json), outcome.status) {
+            (Err(error), _) => {
+                eprintln!("error: stdout: {error}: the result could not be delivered");
+                ExitCode::from(2)
             }
-        }
+            (Ok(()), Status::Done) => ExitCode::SUCCESS,
+            (Ok(()), Status::Unfinished) => ExitCode::from(1),
+        },
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::from(2)
@@ -33,7 +36,9 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
     std::thread::spawn(move || {
         for (count, _) in signals.forever().enumerate() {
             INTERRUPT.raise();
-            if count > 0 {
+            if count == 0 {
+                progress::note("stopping at the next safe point; once more stops at once");
+            } else {
                 // Asked twice: stop now. Nothing is half-committed at any moment.
                 std::process::exit(1);
             }
@@ -47,13 +52,16 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
     commands::execute(cli, &INTERRUPT)
 }
 
-fn print(outcome: &Outcome, json: bool) {
-    use std::io::Write;
+/// A closed pipe (`kdscore show … | head`) is no error.
+fn print(outcome: &Outcome, json: bool) -> io::Result<()> {
     let text = if json {
         outcome.json.to_string()
     } else {
         outcome.text.trim_end().to_owned()
     };
-    // A closed pipe (`kdscore show … | head`) is no error of ours.
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let mut stdout = io::stdout();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
 }

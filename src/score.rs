@@ -60,12 +60,9 @@ pub fn score_shard<B: Backend>(
     let plan = PackPlan::new(&job.shard, job.sequences.clone(), job.token_budget);
     let mut sink = RowSink::new(job.products, plan.rows());
     let (mut tokens, mut padded_mass) = (0, 0.0);
-    let mut batches = plan.batches(job.shard);
-    loop {
+    let mut batches = plan.batches(job.shard).peekable();
+    while batches.peek().is_some() {
         let wave: Vec<PackedBatch> = batches.by_ref().take(job.wave).collect();
-        if wave.is_empty() {
-            break;
-        }
         let mut scored: Vec<HeadRows> = wave
             .iter()
             .map(|batch| HeadRows::with_capacity(batch.rows.len(), job.products.k))
@@ -79,7 +76,8 @@ pub fn score_shard<B: Backend>(
             done.rows += batch.rows.len();
         }
         tokens += done.tokens;
-        if watch(done) == Proceed::Stop {
+        // A shard that is done is kept, whoever says stop.
+        if watch(done) == Proceed::Stop && batches.peek().is_some() {
             return Ok(None);
         }
     }

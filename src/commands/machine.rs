@@ -9,13 +9,21 @@ use serde_json::{Value, json};
 use crate::model::{FileHashes, HashCache};
 use crate::store::{FileParts, LocalDisk, Store};
 
-/// Bytes of memory that can be had without pushing anything out: the least of what the system
-/// and the control group have left. `None` where neither tells.
+/// Bytes of memory that can be had without pushing anything out: the least of what the system,
+/// the control group and the process's own limit have left. `None` where neither tells.
 pub fn memory_available() -> Option<u64> {
-    [system_memory(), group_memory()]
+    [system_memory(), group_memory(), process_memory()]
         .into_iter()
         .flatten()
         .min()
+}
+
+/// What the process may still map, where its address space is limited (`ulimit -v`).
+fn process_memory() -> Option<u64> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    let statm = fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').next()?.parse().ok()?;
+    Some(limit.saturating_sub(pages * rustix::param::page_size() as u64))
 }
 
 fn system_memory() -> Option<u64> {

@@ -62,15 +62,15 @@ pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
     match cli.command {
         Command::Run(args) => run::run(&args, interrupt),
         Command::Prepare(command) => {
-            let args = join(command.config.as_deref(), "prepare", &command.options)?;
+            let args = join(command.config.as_deref(), &command.options)?;
             prepare::prepare(PrepareSettings::resolve(args)?, interrupt)
         }
         Command::Score(command) => {
-            let args = join(command.config.as_deref(), "score", &command.options)?;
+            let args = join(command.config.as_deref(), &command.options)?;
             score::score(&ScoreSettings::resolve(args)?, interrupt)
         }
         Command::Verify(command) => {
-            let args = join(command.config.as_deref(), "verify", &command.options)?;
+            let args = join(command.config.as_deref(), &command.options)?;
             let settings = VerifySettings::resolve(args)?;
             verify::verify(&settings, &teacher::fingerprint, interrupt)
         }

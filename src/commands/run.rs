@@ -6,7 +6,7 @@ use serde_json::json;
 use super::show::Viewer;
 use super::{Interrupt, Outcome, Status, prepare, score, teacher, verify};
 use crate::cli::{PrepareArgs, RunArgs, ScoreArgs, VerifyArgs};
-use crate::config::{JobFile, PrepareSettings, ScoreSettings, VerifySettings};
+use crate::config::{FromJob, JobFile, PrepareSettings, ScoreSettings, VerifySettings};
 
 /// Decoded positions at the end of the run.
 const HIGHLIGHTS: usize = 3;
@@ -18,21 +18,15 @@ const HIGHLIGHTS: usize = 3;
 /// Those of the steps; the first one ends the run.
 pub fn run(args: &RunArgs, interrupt: &Interrupt) -> Result<Outcome> {
     let job = JobFile::read(&args.config, &args.set)?;
-    let mut score_args: ScoreArgs = job.args("score")?;
-    let mut prepare_args: PrepareArgs = job.args("prepare")?;
-    if job.has("prepare") {
-        score_args.corpus = score_args.corpus.or(prepare_args.out.clone());
-        prepare_args.tokenizer = prepare_args.tokenizer.or(score_args.teacher.clone());
-    }
-    let settings = ScoreSettings::resolve(score_args)?;
-    let mut verify_args: VerifyArgs = job.args("verify")?;
-    verify_args.out = Some(settings.out.clone());
-    verify_args.corpus = verify_args.corpus.or(Some(settings.corpus.clone()));
-    let verify_settings = VerifySettings::resolve(verify_args)?;
+    let settings = ScoreSettings::resolve(ScoreArgs::of_job(&job)?)?;
+    let verify_settings = VerifySettings::resolve(VerifyArgs::of_job(&job)?)?;
 
     let mut steps = Vec::new();
     if job.has("prepare") {
-        let prepared = prepare::prepare(PrepareSettings::resolve(prepare_args)?, interrupt)?;
+        let prepared = {
+            let settings = PrepareSettings::resolve(PrepareArgs::of_job(&job)?)?;
+            prepare::prepare(settings, interrupt)?
+        };
         let stop = prepared.status != Status::Done;
         steps.push(("prepare", prepared));
         if stop {

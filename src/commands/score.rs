@@ -17,8 +17,8 @@ use crate::model::{Decoder, Limits, Vocabulary};
 use crate::progress::{self, Progress};
 use crate::score::{Proceed, ScoredShard, ShardJob, WaveDone, score_shard};
 use crate::store::{
-    Committed, CorpusReader, Job, PlannedShard, ScoredSet, Sums, identity as keys, plan_shards,
-    products_value,
+    Committed, CorpusReader, Job, Manifest, PlannedShard, ScoredSet, Sums, identity as keys,
+    plan_shards, products_value,
 };
 
 /// Changes whenever the arithmetic does, so that old and new numbers never mix in one set.
@@ -54,6 +54,17 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
         vocab,
         interrupt,
     };
+    if run.rows.iter().sum::<u64>() == 0 {
+        progress::note("note: the corpus has no scored position: every loss mask is 0");
+    }
+    let manifests = set.manifests()?;
+    let manifests: Vec<&Manifest> = manifests.iter().flatten().collect();
+    let missing = set.missing_arrays(&manifests)?;
+    ensure!(
+        missing.is_empty(),
+        "{}; `kdscore verify --discard-damaged` moves damaged shards aside, then this command makes them again",
+        missing.join("; ")
+    );
     if open.is_empty() {
         return run.outcome(
             Tally::default(),
@@ -322,6 +333,26 @@ struct Pass<'a> {
     progress: Progress,
     started: Instant,
     tally: Tally,
+    /// The corpus shard whose hashes were found right last.
+    corpus_checked: Option<usize>,
+}
+
+impl Pass<'_> {
+    /// A corpus shard is compared with the hashes of corpus.json once, before its first row is
+    /// scored: targets of a damaged corpus would be committed as they are.
+    fn check_corpus(&mut self, corpus: &CorpusReader, index: usize) -> Result<()> {
+        if self.corpus_checked == Some(index) {
+            return Ok(());
+        }
+        let damage = corpus.check_hashes(index);
+        ensure!(
+            damage.is_empty(),
+            "{}; restore the corpus, or prepare it again elsewhere",
+            damage.join("; ")
+        );
+        self.corpus_checked = Some(index);
+        Ok(())
+    }
 }
 
 struct Run<'a> {
@@ -358,6 +389,7 @@ impl Run<'_> {
             progress: self.progress(open),
             started: Instant::now(),
             tally: Tally::default(),
+            corpus_checked: None,
         };
         let mut queue = Queue::new(open);
         while let Some(planned) = queue.next() {
@@ -383,7 +415,9 @@ impl Run<'_> {
             return Ok(Step::Skipped); // another worker was here
         }
         let started = Instant::now();
-        let files = self.corpus.shard(shard_index(self.corpus, planned)?)?;
+        let index = shard_index(self.corpus, planned)?;
+        pass.check_corpus(self.corpus, index)?;
+        let files = self.corpus.shard(index)?;
         let job = ShardJob {
             shard: files.view()?,
             sequences: planned.range(),
@@ -486,13 +520,8 @@ impl Run<'_> {
         let total = self.set.job().plan.len();
         let left = total - manifests.len();
         let rows: u64 = manifests.iter().map(|m| m.rows).sum();
-        let mean = |of: fn(&Sums) -> Option<f64>| {
-            let parts = manifests
-                .iter()
-                .filter_map(|m| Some(of(&m.sums)? * m.rows as f64));
-            (rows > 0).then(|| parts.sum::<f64>() / rows as f64)
-        };
-        let (tail, target) = (mean(|s| s.mean_tail), mean(|s| s.mean_target_logp));
+        let tail = mean_of(&manifests, |sums| sums.mean_tail);
+        let target = mean_of(&manifests, |sums| sums.mean_target_logp);
         let rate = tally.tokens as f64 / tally.seconds.max(1e-9);
         let figure = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.4}"));
         let mut facts = vec![
@@ -500,7 +529,10 @@ impl Run<'_> {
             ("shards", format!("{} of {total} committed", total - left)),
             ("rows", text::count(rows)),
             ("mean tail mass", figure(tail)),
-            ("mean log-prob of the targets", figure(target)),
+            (
+                "mean log-prob of the targets",
+                figure(target) + &text::target_logp_note(self.set.terms()),
+            ),
             ("identity", self.set.job().identity_sha256()),
         ];
         if tally.tokens > 0 {
@@ -522,8 +554,10 @@ impl Run<'_> {
             0 if !remark.is_empty() => shown += &format!("{remark}\n"),
             0 => shown += "all shards are committed\n",
             n => {
-                shown +=
-                    &format!("{n} shards left: the same command goes on where this one stopped\n")
+                shown += &format!(
+                    "{} left: the same command goes on with the first of them; what was computed of an unfinished shard is computed again\n",
+                    text::plural(n, "shard")
+                );
             }
         }
         Ok(Outcome {
@@ -550,6 +584,15 @@ impl Run<'_> {
             },
         })
     }
+}
+
+/// The mean over all rows of a figure that manifests give per shard.
+fn mean_of(manifests: &[Manifest], of: fn(&Sums) -> Option<f64>) -> Option<f64> {
+    let rows: u64 = manifests.iter().map(|m| m.rows).sum();
+    let parts = manifests
+        .iter()
+        .filter_map(|m| Some(of(&m.sums)? * m.rows as f64));
+    (rows > 0).then(|| parts.sum::<f64>() / rows as f64)
 }
 
 /// What was observed about a shard; no part of the data.

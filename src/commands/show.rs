@@ -42,10 +42,12 @@ struct ShownRow {
     position: usize,
     context: String,
     target: String,
+    target_id: i32,
     target_logp: Option<f32>,
     /// Lowest stored log-prob: a target outside the top-k is below it.
     lowest: f32,
     best: Vec<(String, f32)>,
+    best_ids: Vec<i32>,
     tail: f32,
 }
 
@@ -58,8 +60,12 @@ impl Viewer {
             Some(folder) => folder.to_path_buf(),
             None => PathBuf::from(&set.job().corpus_path),
         };
-        let corpus = CorpusReader::open(&folder)
-            .context("the corpus of this set; --corpus says where it is now")?;
+        let corpus = CorpusReader::open(&folder).with_context(|| {
+            format!(
+                "the set's corpus can't be opened at {}; if it has moved, give --corpus",
+                folder.display()
+            )
+        })?;
         let tokenizer = folder.join("tokenizer");
         let decoder = tokenizer.is_dir().then(|| TokenDecoder::load(&tokenizer));
         Ok(Viewer {
@@ -73,6 +79,10 @@ impl Viewer {
         let (shown, total) = self.rows_of(number, |rows| {
             rows.into_iter().skip(from).take(rows_max).collect()
         })?;
+        ensure!(
+            from < total.max(1),
+            "from: expected less than {total}, the rows of sequence {number}, found {from}"
+        );
         let text = if total == 0 {
             format!("sequence {number} has no scored position\n")
         } else {
@@ -170,6 +180,8 @@ impl Viewer {
             position,
             context: self.text(&sequence.tokens[before]),
             target: self.piece(target),
+            target_id: target,
+            best_ids: (0..rows.k.min(SHOWN_K)).map(|j| rows.id(row, j)).collect(),
             target_logp: rows.rank(row, target).map(|j| rows.logp(row, j)),
             lowest: rows.logp(row, rows.k - 1),
             best: best.collect(),
@@ -200,13 +212,14 @@ impl ShownRow {
     }
 
     fn json(&self) -> Value {
-        let best = self.best.iter();
+        let best = self.best.iter().zip(&self.best_ids);
         json!({
             "position": self.position,
             "context": self.context,
             "target": self.target,
+            "target_id": self.target_id,
             "target_logp": self.target_logp,
-            "top": best.map(|(token, logp)| json!({"token": token, "logp": logp})).collect::<Value>(),
+            "top": best.map(|((token, logp), id)| json!({"token": token, "id": id, "logp": logp})).collect::<Value>(),
             "tail": self.tail,
         })
     }

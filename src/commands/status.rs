@@ -15,11 +15,13 @@ pub fn status(out: &Path) -> Result<Outcome> {
     let set = ScoredSet::open(out)?;
     let plan = &set.job().plan;
     let found: Vec<Result<Option<Manifest>>> = plan.iter().map(|p| set.manifest(p)).collect();
-    let damaged: Vec<String> = found
+    let mut damaged: Vec<String> = found
         .iter()
         .filter_map(|m| m.as_ref().err().map(|e| format!("{e:#}")))
         .collect();
     let done: Vec<&Manifest> = found.iter().flatten().flatten().collect();
+    let missing = set.missing_arrays(&done)?;
+    damaged.extend(missing);
     let left = plan.len() - done.len();
     let rows: u64 = done.iter().map(|m| m.rows).sum();
     let tokens: u64 = done.iter().map(|m| m.tokens).sum();
@@ -37,7 +39,7 @@ pub fn status(out: &Path) -> Result<Outcome> {
     lines.extend(damaged.iter().map(|what| format!("damaged    {what}")));
     lines.extend(leftover_lines(&set, &besides));
     lines.push(match (left, damaged.len()) {
-        (0, _) => "all shards are committed; `kdscore verify` proves them".to_owned(),
+        (0, 0) => "all shards are committed; `kdscore verify` proves them".to_owned(),
         (_, 0) => "run the same score command again to go on".to_owned(),
         _ => "move damaged shards aside with `kdscore verify --discard-damaged`, then score again"
             .to_owned(),
@@ -56,7 +58,7 @@ pub fn status(out: &Path) -> Result<Outcome> {
             "leftovers": leftovers_json(&besides),
             "discarded_bytes": besides.discarded_bytes,
         }),
-        status: if left == 0 {
+        status: if left == 0 && damaged.is_empty() {
             Status::Done
         } else {
             Status::Unfinished

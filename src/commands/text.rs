@@ -2,6 +2,9 @@
 
 use unicode_width::UnicodeWidthStr;
 
+use crate::products::Product;
+use crate::store::job::Terms;
+
 /// Which side of its column a cell leans to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Align {
@@ -52,6 +55,24 @@ pub fn facts(facts: &[(&str, String)]) -> String {
         format!("{name}{pad}  {value}\n")
     });
     lines.collect()
+}
+
+/// What a mean target log-prob that stands without `target_logp` leaves open.
+pub fn target_logp_note(terms: &Terms) -> String {
+    let is_exact = terms.products.iter().any(|p| p.0 == Product::TargetLogp);
+    match is_exact {
+        true => String::new(),
+        false => format!(
+            " (a target outside the top {} counts an even share of the tail; exact with --emit target_logp)",
+            terms.k
+        ),
+    }
+}
+
+/// "1 shard", "2 shards".
+pub fn plural(n: usize, noun: &str) -> String {
+    let s = if n == 1 { "" } else { "s" };
+    format!("{} {noun}{s}", count(n as u64))
 }
 
 /// 1234567 as "1,234,567".

@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{Interrupt, Outcome, Status};
-use crate::canonical;
 use crate::config::VerifySettings;
 use crate::progress::Progress;
 use crate::store::job::identity;
@@ -140,13 +139,20 @@ fn facts(set: &ScoredSet, report: &Report) -> Vec<String> {
         ),
     ];
     if let (Some(logp), Some(tail)) = (report.mean_target_logp, report.mean_tail) {
+        let note = super::text::target_logp_note(terms);
         lines.push(format!(
-            "mean       target log-prob {logp:.4}, tail {tail:.4}"
+            "mean       target log-prob {logp:.4}{note}, tail {tail:.4}"
         ));
     }
     for (provenance, shards) in &report.provenances {
-        let text = canonical::to_canonical(provenance);
+        let text = named_values(provenance).join(", ");
         lines.push(format!("made by    {text} ({})", shards_text(*shards)));
+    }
+    if set.job().identity.get("trust_tokens") == Some(&Value::Bool(true)) {
+        lines.push(
+            "trusted    --trust-tokens: that the corpus's tokenizer is the teacher's was not checked"
+                .to_owned(),
+        );
     }
     for (step, paired) in [
         ("before", report.shift.before),
@@ -157,6 +163,19 @@ fn facts(set: &ScoredSet, report: &Report) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The values of a document, each behind its own key, nesting left out.
+fn named_values(document: &Value) -> Vec<String> {
+    let Some(object) = document.as_object() else {
+        return vec![document.to_string()];
+    };
+    let named = object.iter().flat_map(|(key, value)| match value {
+        Value::Object(_) => named_values(value),
+        Value::String(text) => vec![format!("{key} {text}")],
+        other => vec![format!("{key} {other}")],
+    });
+    named.collect()
 }
 
 fn shards_text(shards: usize) -> String {
@@ -243,16 +262,21 @@ fn verdict(settings: &VerifySettings, report: &Report) -> String {
     }
     if !report.missing.is_empty() {
         return format!(
-            "unfinished: {} of {} shards are missing; run the same score command again",
+            "unfinished: {} of {} shards missing; run the same score command again",
             report.missing.len(),
             report.planned
         );
     }
-    let proved = format!("verified: {} shards, {} rows", report.sound, report.rows);
+    let proved = format!(
+        "verified: {}, {} rows",
+        shards_text(report.sound),
+        report.rows
+    );
     match alignment {
         Alignment::Aligned => format!("{proved}, aligned"),
         Alignment::CannotTell => format!(
-            "{proved}; the shift test can't tell: it needs {PAIRS_MIN} rows and {ERRORS_MIN} standard errors (every target equals the corpus's)"
+            "{proved}, every target the corpus's; the shift test can't tell from {}: it needs {PAIRS_MIN} rows and a difference of {ERRORS_MIN} standard errors",
+            report.shift.before.pairs
         ),
         Alignment::Shifted(step) => format!(
             "misaligned: {} rows fit the token {step:+} from their target better than the target; the scores are shifted, or the teacher only repeats its input",

@@ -62,6 +62,10 @@ pub struct ShardArrays {
     pub source_rows: Vec<i64>, // (S)
 }
 
+fn shown(offset: Option<&i64>) -> String {
+    offset.map_or("none".to_owned(), i64::to_string)
+}
+
 impl<'a> CorpusShard<'a> {
     /// # Errors
     /// Offsets that are not `0 = o[0] <= o[1] <= … <= T`, a mask of another length, or a mask
@@ -79,14 +83,14 @@ impl<'a> CorpusShard<'a> {
         );
         ensure!(
             offsets.first() == Some(&0),
-            "offsets.npy: expected a first offset of 0, found {:?}",
-            offsets.first()
+            "offsets.npy: expected a first offset of 0, found {}",
+            shown(offsets.first())
         );
         ensure!(
             offsets.last().copied() == i64::try_from(tokens.len()).ok(),
-            "offsets.npy: expected a last offset of {}, the number of tokens, found {:?}",
+            "offsets.npy: expected a last offset of {}, the number of tokens, found {}",
             tokens.len(),
-            offsets.last()
+            shown(offsets.last())
         );
         if let Some(s) = offsets.windows(2).position(|pair| pair[0] > pair[1]) {
             anyhow::bail!(

@@ -66,7 +66,8 @@ pub struct CorpusHashes {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sums {
-    /// From the stored top-k; a target outside it counts ln(tail / (V - K)).
+    /// From `target_logp` where it is stored; else from the top-k, and a target outside it counts
+    /// ln(tail / (V - K)).
     pub mean_target_logp: Option<f64>,
     pub mean_tail: Option<f64>,
 }
@@ -118,9 +119,12 @@ fn check_path(shard_id: &str, file: &ProductFile) -> Result<()> {
     Ok(())
 }
 
+/// How the name of every manifest ends.
+pub(super) const MANIFEST_END: &str = ".manifest.json";
+
 /// Where a shard's manifest lies.
 pub(super) fn manifest_name(shard_id: &str) -> String {
-    format!("{shard_id}.manifest.json")
+    format!("{shard_id}{MANIFEST_END}")
 }
 
 impl Manifest {

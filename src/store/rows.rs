@@ -165,12 +165,16 @@ impl<'a> ScoredRows<'a> {
 
     /// The manifest's figures. The same on any number of threads.
     pub(super) fn sums(&self) -> Sums {
+        let exact = self.extra(Product::TargetLogp);
         let pieces: Vec<(f64, f64)> = (0..self.rows.div_ceil(PIECE_ROWS))
             .into_par_iter()
             .map(|piece| {
                 let end = ((piece + 1) * PIECE_ROWS).min(self.rows);
                 (piece * PIECE_ROWS..end).fold((0.0, 0.0), |(logp, tail), row| {
-                    let target = self.logp_of(row, self.target(row));
+                    let target = match exact {
+                        Some(column) => f64::from(column.f32(row)),
+                        None => self.logp_of(row, self.target(row)),
+                    };
                     (logp + target, tail + f64::from(self.tail(row)))
                 })
             })

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use super::corpus::{MANIFEST as CORPUS_MANIFEST, check_id};
 use super::job::{Job, PlannedShard, Terms};
-use super::manifest::{Manifest, ProductFile, ROW_OFFSETS, manifest_name};
+use super::leftovers::DISCARDED;
+use super::manifest::{MANIFEST_END, Manifest, ProductFile, ROW_OFFSETS, manifest_name};
 use super::rows::{Column, ScoredRows};
 use super::{Created, LocalDisk, NpyFile, Store};
 use crate::canonical;
@@ -47,6 +48,7 @@ impl ScoredSet {
             store.place("")
         );
         if store.read(JOB)?.is_none() {
+            expect_ours(store.as_ref(), job)?;
             let (Created::New | Created::WasThere) = store.create(JOB, &job.seal())?;
         }
         let set = ScoredSet::open_in(store)?;
@@ -151,6 +153,24 @@ impl ScoredSet {
         Ok(file)
     }
 
+    /// Arrays of committed shards that are not there or not of the size their manifest says, as
+    /// far as a look at the folder tells; `verify` reads them.
+    pub fn missing_arrays(&self, manifests: &[&Manifest]) -> Result<Vec<String>> {
+        let entries = self.store.list()?;
+        let sizes: std::collections::HashMap<&str, u64> =
+            entries.iter().map(|e| (e.name.as_str(), e.bytes)).collect();
+        let products = manifests.iter().flat_map(|m| &m.products);
+        let wrong = products.filter(|p| sizes.get(p.path.as_str()) != Some(&p.bytes));
+        Ok(wrong
+            .map(|p| {
+                let found = sizes.get(p.path.as_str());
+                let found = found.map_or("none".to_owned(), |bytes| format!("{bytes} bytes"));
+                let place = self.store.place(&p.path);
+                format!("{place}: expected {} bytes, found {found}", p.bytes)
+            })
+            .collect())
+    }
+
     /// Notes what was observed, one JSON object a line, in the worker's own file. It is not part
     /// of the data, and it promises nothing about a power loss.
     pub fn log(&self, worker: &str, line: &Value) -> Result<()> {
@@ -160,6 +180,44 @@ impl ScoredSet {
         self.store
             .append(&format!("{LOG}/{worker}.jsonl"), text.as_bytes())
     }
+}
+
+/// A folder without job.json may be empty, hold what a killed run left, or the shards of this very
+/// job; nothing else, or two jobs would mix.
+///
+/// # Errors
+/// Shards of another job, or files that no scored set has.
+fn expect_ours(store: &dyn Store, job: &Job) -> Result<()> {
+    let identity = job.identity_sha256();
+    for entry in store.list()? {
+        let name = &entry.name;
+        let place = store.place(name);
+        ensure!(
+            name == JOB || name.starts_with('.') || name.starts_with("shard-") || is_beside(name),
+            "{place}: expected a new or empty folder or a scored set, found this; give another --out"
+        );
+        if !name.ends_with(MANIFEST_END) || name.contains('/') || name.starts_with('.') {
+            continue;
+        }
+        let bytes = store.read(name)?;
+        let document = bytes.and_then(|b| serde_json::from_slice::<Value>(&b).ok());
+        let theirs = document
+            .as_ref()
+            .and_then(|d| d["identity_sha256"].as_str());
+        ensure!(
+            theirs.is_none_or(|theirs| theirs == identity),
+            "{place}: expected a shard of this job (identity {identity}), found one of another ({}): job.json is gone, and the options or inputs of this run are not those it was begun with; nothing was changed",
+            theirs.unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
+fn is_beside(name: &str) -> bool {
+    [LOG, DISCARDED].iter().any(|folder| {
+        let rest = name.strip_prefix(folder);
+        rest.is_some_and(|rest| rest.starts_with('/'))
+    })
 }
 
 /// The mapped arrays of one scored shard.

@@ -1,3 +1,5 @@
+//! Attention against f64, and a sequence's bits alone and between others.
+
 use kdscore::backend::cpu::Cpu;
 use kdscore::backend::{AttentionShape, Backend, Mask, Segment, Segments};
 

@@ -1,3 +1,5 @@
+//! The head reduction against f64: ties, masks, tiny tails, rows that must be refused.
+
 use kdscore::backend::cpu::Cpu;
 use kdscore::backend::{Backend, HeadRows, LogitRule};
 

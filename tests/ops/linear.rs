@@ -1,3 +1,5 @@
+//! Matrix products against f64, and a row's bits wherever it lies.
+
 use kdscore::backend::cpu::Cpu;
 use kdscore::backend::{Backend, HostWeight, Into, Linear};
 
