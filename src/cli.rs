@@ -31,7 +31,7 @@ pub enum Command {
     /// The whole job from one file: prepare (if needed), score, verify.
     Run(RunArgs),
     /// Turn source rows into a token corpus.
-    Prepare(PrepareCommand),
+    Prepare(Box<PrepareCommand>),
     /// Score a token corpus with a teacher; the same command again resumes.
     Score(ScoreCommand),
     /// Prove that every row is there, undamaged, aligned and from one teacher.
@@ -74,9 +74,14 @@ command_with_config!(VerifyCommand, VerifyArgs);
 #[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct PrepareArgs {
-    /// Source files (JSON lines), in any order; they are sorted by path.
-    #[arg(long, num_args = 1.., value_name = "FILE")]
+    /// Files, folders and patterns (JSON, JSON lines, .gz, .zst, Parquet, Arrow), or - for standard input;
+    /// sorted by path.
+    #[arg(long, num_args = 1.., value_name = "PATH")]
     pub data: Option<Vec<PathBuf>>,
+
+    /// Which split of a folder that holds several: train, test, …
+    #[arg(long, value_name = "NAME")]
+    pub split: Option<String>,
 
     /// Folder with tokenizer.json and tokenizer_config.json; not needed for pre-tokenised rows.
     #[arg(long, value_name = "DIR")]
@@ -86,22 +91,65 @@ pub struct PrepareArgs {
     #[arg(long, value_name = "CORPUS")]
     pub out: Option<PathBuf>,
 
-    /// auto, messages, prompt-completion, text or tokens [default: auto].
+    /// auto, messages, sharegpt, alpaca, conversation, query-response, prompt-completion, text,
+    /// segments or tokens [default: auto, by the first row's keys].
     #[arg(long)]
     pub format: Option<String>,
 
+    /// Our names for the rows' keys: role=from,content=value.
+    #[arg(long, value_name = "OURS=THEIRS", value_delimiter = ',')]
+    pub map: Option<Vec<String>>,
+
+    /// What the rows' roles mean: bot=assistant,customer=user.
+    #[arg(long, value_name = "THEIRS=OURS", value_delimiter = ',')]
+    pub roles: Option<Vec<String>>,
+
+    /// Message keys to leave unread; any other unknown key is an error.
+    #[arg(long, value_name = "KEY", value_delimiter = ',')]
+    pub ignore_keys: Option<Vec<String>>,
+
+    /// Tool arguments given as JSON text: object (parsed, as most templates expect) or as-given
+    /// [default: object].
+    #[arg(long)]
+    pub tool_arguments: Option<String>,
+
+    /// Nulls inside the arguments and schemas of Parquet and Arrow structs: error, drop or keep
+    /// [default: error].
+    #[arg(long)]
+    pub null_fields: Option<String>,
+
     /// What the student learns: assistant, last-assistant, completion or all
-    /// [default: assistant for messages, completion for prompt-completion, all for text].
+    /// [default: assistant for chats, completion for prompt-completion, all for text].
     #[arg(long)]
     pub loss: Option<String>,
 
-    /// Jinja file to use instead of the tokenizer's own chat template.
+    /// Jinja file to use instead of the tokenizer's own chat template, or the name of one of its several.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
 
     /// Variable for the chat template; VALUE is JSON, or else a string.
     #[arg(long, value_name = "K=V")]
     pub template_arg: Option<Vec<String>>,
+
+    /// The day that templates which print today's date print.
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    pub template_date: Option<String>,
+
+    /// Whose rendering to follow: transformers-5 or transformers-4 [default: transformers-5].
+    #[arg(long)]
+    pub template_rules: Option<String>,
+
+    /// A copy of the chat template with generation blocks, which say what the assistant wrote.
+    #[arg(long, value_name = "FILE")]
+    pub mask_template: Option<PathBuf>,
+
+    /// Tokens partly inside a trained span: exclude, or include as transformers 5 does [default: exclude].
+    #[arg(long)]
+    pub straddle: Option<String>,
+
+    /// Take control tokens written out in content for what they say.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub allow_control_tokens: Option<bool>,
 
     /// Longest sequence to keep, in tokens.
     #[arg(long, value_name = "N")]

@@ -11,7 +11,10 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use crate::cli::{PrepareArgs, ScoreArgs, VerifyArgs};
-use crate::corpus::{Format, LossRule, OnProblem};
+use crate::corpus::{
+    Format, LossRule, NullFields, OnProblem, RowRules, Straddle, TemplateDate, TemplatePlan,
+    TemplateRules,
+};
 use crate::model::Unknown;
 use crate::products::{Dtype, Product, ProductPlan};
 
@@ -42,8 +45,13 @@ impl Named for Format {
     const CHOICES: &'static [(&'static str, Self)] = &[
         ("auto", Format::Auto),
         ("messages", Format::Messages),
+        ("sharegpt", Format::Sharegpt),
+        ("alpaca", Format::Alpaca),
+        ("conversation", Format::Conversation),
+        ("query-response", Format::QueryResponse),
         ("prompt-completion", Format::PromptCompletion),
         ("text", Format::Text),
+        ("segments", Format::Segments),
         ("tokens", Format::Tokens),
     ];
 }
@@ -64,19 +72,48 @@ impl Named for OnProblem {
         &[("error", OnProblem::Error), ("skip", OnProblem::Skip)];
 }
 
+impl Named for TemplateRules {
+    const OPTION: &'static str = "template-rules";
+    const CHOICES: &'static [(&'static str, Self)] = &[
+        ("transformers-5", TemplateRules::Transformers5),
+        ("transformers-4", TemplateRules::Transformers4),
+    ];
+}
+
+impl Named for Straddle {
+    const OPTION: &'static str = "straddle";
+    const CHOICES: &'static [(&'static str, Self)] = &[
+        ("exclude", Straddle::Exclude),
+        ("include", Straddle::Include),
+    ];
+}
+
+impl Named for NullFields {
+    const OPTION: &'static str = "null-fields";
+    const CHOICES: &'static [(&'static str, Self)] = &[
+        ("error", NullFields::Error),
+        ("drop", NullFields::Drop),
+        ("keep", NullFields::Keep),
+    ];
+}
+
 /// Everything `prepare` needs, resolved.
 #[derive(Clone, Debug)]
 pub struct PrepareSettings {
-    /// Sorted by path.
+    /// Files, folders and patterns, sorted.
     pub data: Vec<PathBuf>,
+    pub split: Option<String>,
     pub tokenizer: Option<PathBuf>,
     pub out: PathBuf,
     pub format: Format,
     /// `None`: the format's own rule.
     pub loss: Option<LossRule>,
-    pub chat_template: Option<PathBuf>,
-    /// In the order given.
-    pub template_args: Vec<(String, Json)>,
+    pub template: TemplatePlan,
+    pub mask_template: Option<PathBuf>,
+    pub straddle: Straddle,
+    pub allow_control_tokens: bool,
+    pub row_rules: RowRules,
+    pub null_fields: NullFields,
     pub max_length: Option<usize>,
     pub on_overlong: OnProblem,
     pub on_bad_row: OnProblem,
@@ -117,24 +154,27 @@ pub struct VerifySettings {
 
 impl PrepareSettings {
     pub fn resolve(args: PrepareArgs) -> Result<PrepareSettings> {
+        let template = template_plan(&args)?;
+        let row_rules = row_rules(&args)?;
         let mut data = args.data.unwrap_or_default();
         ensure!(
             !data.is_empty(),
             "data: expected at least one source file, found none"
         );
         data.sort();
-        let template_args = args.template_arg.unwrap_or_default();
         Ok(PrepareSettings {
             data,
+            split: args.split,
             tokenizer: args.tokenizer,
             out: needed(args.out, "out", "the corpus folder to make")?,
             format: named(args.format)?.unwrap_or(Format::Auto),
             loss: named(args.loss)?,
-            chat_template: args.chat_template,
-            template_args: template_args
-                .iter()
-                .map(|a| template_arg(a))
-                .collect::<Result<_>>()?,
+            template,
+            mask_template: args.mask_template,
+            straddle: named(args.straddle)?.unwrap_or_default(),
+            allow_control_tokens: args.allow_control_tokens.unwrap_or(false),
+            row_rules,
+            null_fields: named(args.null_fields)?.unwrap_or_default(),
             max_length: args.max_length,
             on_overlong: named(args.on_overlong)?.unwrap_or(OnProblem::Error),
             on_bad_row: named(args.on_bad_row)?.unwrap_or(OnProblem::Error),
@@ -263,15 +303,19 @@ pub trait Rebase: DeserializeOwned {
 
 impl Rebase for PrepareArgs {
     fn rebase(&mut self, folder: &Path) {
-        let paths = [&mut self.tokenizer, &mut self.out, &mut self.chat_template];
+        let paths = [
+            &mut self.tokenizer,
+            &mut self.out,
+            &mut self.chat_template,
+            &mut self.mask_template,
+        ];
         paths
             .into_iter()
             .flatten()
             .for_each(|p| *p = folder.join(&*p));
-        self.data
-            .iter_mut()
-            .flatten()
-            .for_each(|p| *p = folder.join(&*p));
+        let files = self.data.iter_mut().flatten();
+        let files = files.filter(|p| p.as_path() != Path::new("-"));
+        files.for_each(|p| *p = folder.join(&*p));
     }
 }
 
@@ -391,6 +435,53 @@ fn one_of(value: Option<&str>, option: &str, choices: &[&str]) -> Result<()> {
 fn at_least_one(value: Option<usize>, option: &str) -> Result<Option<usize>> {
     ensure!(value != Some(0), "{option}: expected at least 1, found 0");
     Ok(value)
+}
+
+fn template_plan(args: &PrepareArgs) -> Result<TemplatePlan> {
+    let date = args.template_date.as_deref().map(|text| {
+        TemplateDate::parse(text)
+            .with_context(|| format!("template-date: expected YYYY-MM-DD, found {text:?}"))
+    });
+    let template_args = args.template_arg.iter().flatten();
+    Ok(TemplatePlan {
+        template: args.chat_template.clone(),
+        args: template_args
+            .map(|a| template_arg(a))
+            .collect::<Result<_>>()?,
+        date: date.transpose()?,
+        rules: named(args.template_rules.clone())?.unwrap_or_default(),
+    })
+}
+
+fn row_rules(args: &PrepareArgs) -> Result<RowRules> {
+    let arguments = args.tool_arguments.as_deref();
+    one_of(arguments, "tool-arguments", &["object", "as-given"])?;
+    Ok(RowRules {
+        map: pairs("map", args.map.as_deref().unwrap_or_default())?,
+        roles: pairs("roles", args.roles.as_deref().unwrap_or_default())?,
+        ignored_keys: args.ignore_keys.clone().unwrap_or_default(),
+        arguments_as_given: arguments == Some("as-given"),
+        null_keys: false,
+    })
+}
+
+/// `A=B`, each left side and each right side once.
+fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, String)>> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for text in texts {
+        let Some((left, right)) = text
+            .split_once('=')
+            .filter(|(l, r)| !l.is_empty() && !r.is_empty())
+        else {
+            bail!("{option}: expected NAME=NAME, found {text:?}");
+        };
+        ensure!(
+            found.iter().all(|(l, _)| l != left),
+            "{option}: expected each name once, found {left:?} twice"
+        );
+        found.push((left.to_owned(), right.to_owned()));
+    }
+    Ok(found)
 }
 
 fn template_arg(text: &str) -> Result<(String, Json)> {

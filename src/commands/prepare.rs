@@ -12,7 +12,8 @@ use super::{Interrupt, Outcome, Status};
 use crate::canonical::{Seal, unseal};
 use crate::config::PrepareSettings;
 use crate::corpus::{
-    self, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary, TextTokenizer,
+    self, ChatTemplate, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary,
+    TextTokenizer,
 };
 use crate::progress::{Progress, note};
 use crate::store::CorpusWriter;
@@ -33,7 +34,7 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
     };
     let mut facts = settled_facts(&maker, probes.as_ref());
     if let Some(made) = read_manifest(&out)? {
-        check_same(&out, &made, &facts, &maker.plan().data)?;
+        check_same(&out, &made, &facts, maker.files())?;
         return Ok(already_prepared(&out, made));
     }
     let mut writer = CorpusWriter::create(&out)?;
@@ -45,7 +46,7 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
     }
     write_tokenizer(&mut writer, &maker, probes.as_ref())?;
     let bos = maker.tokenizer().and_then(bos_text);
-    let bytes = source_bytes(&maker.plan().data);
+    let bytes = source_bytes(maker.files());
     let progress = Progress::new("preparing", "bytes", bytes, 0);
     let mut watch = watcher(&progress, interrupt);
     let mut shards = 0_u64;
@@ -66,11 +67,16 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
 fn plan(settings: PrepareSettings) -> CorpusPlan {
     CorpusPlan {
         data: settings.data,
+        split: settings.split,
         tokenizer: settings.tokenizer,
         format: settings.format,
         loss: settings.loss,
-        chat_template: settings.chat_template,
-        template_args: settings.template_args,
+        template: settings.template,
+        mask_template: settings.mask_template,
+        straddle: settings.straddle,
+        allow_control_tokens: settings.allow_control_tokens,
+        row_rules: settings.row_rules,
+        null_fields: settings.null_fields,
         max_length: settings.max_length,
         on_overlong: settings.on_overlong,
         on_bad_row: settings.on_bad_row,
@@ -86,8 +92,17 @@ fn settled_facts(maker: &CorpusMaker, probes: Option<&Probes>) -> Map<String, Va
         "vocab_size": maker.vocab_size(),
         "tokenizer_fingerprint": maker.tokenizer().map(|t| t.fingerprint()),
         "template_fingerprint": probes.map(Probes::fingerprint),
-        "template_args": plan.template_args.iter().cloned().collect::<Map<_, _>>(),
-        "template_rules": probes.map(|_| "transformers 5"),
+        "template_args": plan.template.args.iter().cloned().collect::<Map<_, _>>(),
+        "template_date": plan.template.date.map(|d| d.to_string()),
+        "template_rules": probes.map(|_| plan.template.rules.name()),
+        "mask_source": maker.mask_source(),
+        "straddle": plan.straddle.name(),
+        "allow_control_tokens": plan.allow_control_tokens,
+        "null_fields": plan.null_fields.name(),
+        "map": pairs(&plan.row_rules.map),
+        "roles": pairs(&plan.row_rules.roles),
+        "ignored_keys": plan.row_rules.ignored_keys,
+        "tool_arguments": if plan.row_rules.arguments_as_given { "as-given" } else { "object" },
         "loss": maker.loss().name(),
         "format": maker.format(),
         "max_length": plan.max_length,
@@ -99,6 +114,11 @@ fn settled_facts(maker: &CorpusMaker, probes: Option<&Probes>) -> Map<String, Va
         Value::Object(facts) => facts,
         _ => unreachable!("the facts are written as an object above"),
     }
+}
+
+fn pairs(pairs: &[(String, String)]) -> Value {
+    let pair = |(name, value): &(String, String)| (name.clone(), Value::from(value.as_str()));
+    pairs.iter().map(pair).collect::<Map<_, _>>().into()
 }
 
 /// Facts that reading every row gives.
@@ -197,16 +217,36 @@ fn write_tokenizer(
             writer.write_file(&format!("tokenizer/{name}"), &bytes)?;
         }
     }
-    if let Some(template) = maker.template() {
-        writer.write_file(
-            "tokenizer/chat_template.jinja",
-            template.source().as_bytes(),
-        )?;
+    for template in maker.template().into_iter().flat_map(ChatTemplate::sources) {
+        let name = match template.name.as_str() {
+            "default" => "tokenizer/chat_template.jinja".to_owned(),
+            other => format!(
+                "tokenizer/additional_chat_templates/{}.jinja",
+                file_name(other)
+            ),
+        };
+        writer.write_file(&name, template.text.as_bytes())?;
     }
     if let Some(probes) = probes {
         writer.write_file("probes.json", &probes.document())?;
     }
     Ok(())
+}
+
+/// A template's name, which a checkpoint chose, as the name of a file.
+fn file_name(name: &str) -> String {
+    let plain = |c: char| {
+        if c.is_alphanumeric() || "-_.".contains(c) {
+            c
+        } else {
+            '_'
+        }
+    };
+    name.chars()
+        .map(plain)
+        .collect::<String>()
+        .trim_start_matches('.')
+        .to_owned()
 }
 
 fn bos_text(tokenizer: &TextTokenizer) -> Option<String> {

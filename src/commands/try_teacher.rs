@@ -12,7 +12,8 @@ use super::{Outcome, Status};
 use crate::backend::cpu::Cpu;
 use crate::cli::ShowArgs;
 use crate::corpus::{
-    Chat, ChatTemplate, CorpusShard, Decoder as TokenDecoder, LossRule, TextTokenizer, encode_chat,
+    Chat, ChatRules, ChatTemplate, CorpusShard, Decoder as TokenDecoder, LossRule, TemplatePlan,
+    TextTokenizer, encode_chat,
 };
 use crate::model::{Decoder, Limits, Teacher, Unknown, Vocabulary};
 use crate::products::{Dtype, Product, ProductArray, ProductPlan};
@@ -71,8 +72,9 @@ fn chat_tokens(tokenizer: &TextTokenizer, file: &Path) -> Result<Vec<i32>> {
     };
     let named = |problem: crate::corpus::RowProblem| anyhow!("{place}: {}", problem.message);
     let chat = Chat::new(messages).map_err(named)?;
-    let template = ChatTemplate::load(tokenizer, None, &[])?;
-    let row = encode_chat(tokenizer, &template, &chat, LossRule::All).map_err(named)?;
+    let template = ChatTemplate::load(tokenizer, &TemplatePlan::default())?;
+    let rules = ChatRules::new(LossRule::All);
+    let row = encode_chat(tokenizer, &template, None, &chat, rules).map_err(named)?;
     Ok(row.tokens)
 }
 

@@ -3,12 +3,15 @@
 //! Architecture invariant: nothing here writes a file, draws, or knows a model. What is read and
 //! tokenised is handed on as values; `store` puts it on disk.
 
+mod chat;
 mod decoder;
 mod encode;
+mod guard;
 mod json;
 mod pipeline;
 mod probes;
 mod problem;
+mod remarks;
 mod rows;
 mod rules;
 mod source;
@@ -16,19 +19,23 @@ mod spans;
 mod summary;
 mod template;
 mod tokenizer;
+mod written;
 
 use anyhow::{Result, ensure};
 
+pub use chat::{ChatRules, encode_chat};
 pub use decoder::Decoder;
-pub use encode::{TokenisedRow, encode_chat};
+pub use encode::TokenisedRow;
 pub use pipeline::{CorpusMaker, CorpusPlan, Sink, Step, Watch};
 pub use probes::Probes;
 pub use problem::{Finding, Lint, Reason, RowProblem, RowResult};
 pub use rows::Chat;
-pub use rules::{Format, LossRule, OnProblem};
+pub use rules::{Format, LossRule, NullFields, OnProblem, RowRules, Straddle, TemplateRules};
 pub use source::{SourceFile, hash_files};
 pub use summary::{Counted, Lengths, Summary};
-pub use template::{ChatTemplate, ChatValues, Rendered, Until};
+pub use template::{
+    ChatTemplate, ChatValues, NamedSource, Rendered, TemplateDate, TemplatePlan, Until,
+};
 pub use tokenizer::{Encoded, TextTokenizer, tokenizer_fingerprint};
 
 /// The arrays of one corpus shard, sequences laid end to end.

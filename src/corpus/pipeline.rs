@@ -7,30 +7,36 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use rayon::prelude::*;
-use serde_json::Value;
 
 use super::ShardArrays;
+use super::chat::ChatRules;
 use super::encode::{RowEncoder, TokenisedRow};
-use super::json::parse_object;
 use super::problem::{Reason, RowProblem, RowResult};
-use super::rows::{Family, SourceRow};
-use super::rules::{Format, LossRule, OnProblem};
-use super::source::{Block, SourceReader};
+use super::rows::{Family, SourceRow, renamed};
+use super::rules::{Format, LossRule, NullFields, OnProblem, RowRules, Straddle, TemplateRules};
+use super::source::{Block, SourceReader, expanded};
 use super::summary::{Summary, Tally};
-use super::template::ChatTemplate;
+use super::template::{ChatTemplate, TemplatePlan};
 use super::tokenizer::TextTokenizer;
 
 /// What a corpus is made from, and how.
 #[derive(Clone, Debug)]
 pub struct CorpusPlan {
-    /// In the order in which source rows are counted.
+    /// Files, folders and patterns.
     pub data: Vec<PathBuf>,
+    /// Which split of a folder that holds several.
+    pub split: Option<String>,
     pub tokenizer: Option<PathBuf>,
     pub format: Format,
     /// `None`: the format's own rule.
     pub loss: Option<LossRule>,
-    pub chat_template: Option<PathBuf>,
-    pub template_args: Vec<(String, Value)>,
+    pub template: TemplatePlan,
+    /// A template of the same text with generation blocks.
+    pub mask_template: Option<PathBuf>,
+    pub straddle: Straddle,
+    pub allow_control_tokens: bool,
+    pub row_rules: RowRules,
+    pub null_fields: NullFields,
     pub max_length: Option<usize>,
     pub on_overlong: OnProblem,
     pub on_bad_row: OnProblem,
@@ -43,6 +49,8 @@ pub struct CorpusPlan {
 #[derive(Debug)]
 pub struct CorpusMaker {
     plan: CorpusPlan,
+    /// In the order in which source rows are counted.
+    files: Vec<PathBuf>,
     reader: SourceReader,
     /// Blocks read to find out the format.
     ahead: Vec<Block>,
@@ -67,20 +75,19 @@ pub type Watch<'a> = dyn FnMut(Step) -> ControlFlow<()> + 'a;
 impl CorpusMaker {
     /// # Errors
     /// Files, tokenizer or template that can't be read; settings that don't fit the rows' format.
-    pub fn open(plan: CorpusPlan) -> Result<CorpusMaker> {
-        let mut reader = SourceReader::new(&plan.data)?;
+    pub fn open(mut plan: CorpusPlan) -> Result<CorpusMaker> {
+        plan.row_rules.null_keys = plan.template.rules == TemplateRules::Transformers4;
+        let files = expanded(&plan.data, plan.split.as_deref())?;
+        let mut reader = SourceReader::new(&files, plan.null_fields)?;
         let tokenizer = plan
             .tokenizer
             .as_deref()
             .map(TextTokenizer::load)
             .transpose()?;
         let mut ahead = Vec::new();
-        let family = match plan.format {
-            Format::Messages => Family::Messages,
-            Format::PromptCompletion => Family::PromptCompletion,
-            Format::Text => Family::Text,
-            Format::Tokens => Family::Tokens,
-            Format::Auto => detect(&mut reader, &mut ahead, plan.on_bad_row)?,
+        let family = match Family::of_format(plan.format) {
+            Some(family) => family,
+            None => detect(&mut reader, &mut ahead, &plan)?,
         };
         let loss = loss_rule(family, plan.loss)?;
         let vocab_size = vocab_size(plan.vocab_size, tokenizer.as_ref())?;
@@ -89,28 +96,46 @@ impl CorpusMaker {
             "tokenizer: expected a folder for rows of format {}, found none; give --tokenizer",
             family.name()
         );
-        let template = match (family, &tokenizer) {
-            (Family::Messages, Some(tokenizer)) => Some(load_template(&plan, tokenizer)?),
-            // Prompts and completions may be strings or chats; only chats need a template.
-            (Family::PromptCompletion, Some(tokenizer)) => match load_template(&plan, tokenizer) {
-                Err(error) if plan.chat_template.is_some() => return Err(error),
-                found => found.ok(),
-            },
-            _ => None,
+        let (template, mask_template) = match &tokenizer {
+            Some(tokenizer) => templates(&plan, family, tokenizer)?,
+            None => (None, None),
         };
         Ok(CorpusMaker {
             encoder: RowEncoder {
                 tokenizer,
                 template,
-                loss,
+                mask_template,
+                rules: ChatRules {
+                    loss,
+                    straddle: plan.straddle,
+                    allow_control_tokens: plan.allow_control_tokens,
+                },
                 vocab_size,
                 max_length: plan.max_length,
             },
             plan,
+            files,
             reader,
             ahead,
             family,
         })
+    }
+
+    /// The source files, in the order in which their rows count.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// Where the spans of trained text come from.
+    pub fn mask_source(&self) -> Option<&'static str> {
+        let template = self.encoder.template.as_ref()?;
+        Some(
+            match (template.marks_generation(), &self.encoder.mask_template) {
+                (true, _) => "generation blocks",
+                (false, Some(_)) => "mask template",
+                (false, None) => "renders of each turn",
+            },
+        )
     }
 
     pub fn plan(&self) -> &CorpusPlan {
@@ -124,7 +149,7 @@ impl CorpusMaker {
 
     /// The loss rule, resolved.
     pub fn loss(&self) -> LossRule {
-        self.encoder.loss
+        self.encoder.rules.loss
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -159,7 +184,7 @@ impl CorpusMaker {
             let tokens_before = tally.tokens();
             for (index, row) in self.tokenise(&block).into_iter().enumerate() {
                 let source_row = tally.source_row();
-                let place = || self.reader.line(&block, index).place();
+                let place = || self.reader.place(&block, index);
                 match row {
                     Ok(row) => {
                         tally.keep(&row, place);
@@ -191,11 +216,12 @@ impl CorpusMaker {
     }
 
     fn row(&self, block: &Block, index: usize) -> RowResult<TokenisedRow> {
-        let row = parse_object(self.reader.line(block, index).text)?;
+        let row = self.reader.object(block, index)?;
+        let row = renamed(row, &self.plan.row_rules)?;
         if self.plan.format == Format::Auto {
             Family::detect(&row)?;
         }
-        let row = self.family.parse(row)?;
+        let row = self.family.parse(row, &self.plan.row_rules)?;
         if matches!(row, SourceRow::Chat(_)) && self.encoder.template.is_none() {
             return Err(RowProblem::unusable(
                 "expected a chat template for a chat, found none in the tokenizer's folder; \
@@ -230,8 +256,6 @@ impl CorpusMaker {
     /// Ok where the row may be left out and counted.
     fn settle(&self, problem: &RowProblem) -> Result<()> {
         let (policy, option) = match problem.reason {
-            // Such a row is right, there is only nothing to learn from it.
-            Reason::NoScoredPosition => return Ok(()),
             Reason::TooLong => (self.plan.on_overlong, "--on-overlong"),
             _ => (self.plan.on_bad_row, "--on-bad-row"),
         };
@@ -246,20 +270,17 @@ impl CorpusMaker {
 }
 
 /// The format of the first row; with bad rows to be left out, of the first good one.
-fn detect(
-    reader: &mut SourceReader,
-    ahead: &mut Vec<Block>,
-    on_bad_row: OnProblem,
-) -> Result<Family> {
+fn detect(reader: &mut SourceReader, ahead: &mut Vec<Block>, plan: &CorpusPlan) -> Result<Family> {
     while let Some(block) = reader.next_block()? {
         ahead.push(block);
         let block = ahead.last().expect("just pushed");
         for index in 0..block.rows() {
-            let line = reader.line(block, index);
-            match parse_object(line.text).and_then(|row| Family::detect(&row)) {
+            let row = reader.object(block, index);
+            let row = row.and_then(|row| renamed(row, &plan.row_rules));
+            match row.and_then(|row| Family::detect(&row)) {
                 Ok(family) => return Ok(family),
-                Err(problem) if on_bad_row == OnProblem::Error => {
-                    bail!("{}: {}", line.place(), problem.message)
+                Err(problem) if plan.on_bad_row == OnProblem::Error => {
+                    bail!("{}: {}", reader.place(block, index), problem.message)
                 }
                 Err(_) => {}
             }
@@ -273,13 +294,46 @@ fn detect(
     bail!("data: expected at least one row of a known format, found none")
 }
 
+/// The chat template and the mask template, where the rows need one.
+fn templates(
+    plan: &CorpusPlan,
+    family: Family,
+    tokenizer: &TextTokenizer,
+) -> Result<(Option<ChatTemplate>, Option<ChatTemplate>)> {
+    let found = ChatTemplate::load(tokenizer, &plan.template);
+    let template = match (family, found) {
+        (family, found) if family.is_chat() => Some(found?),
+        // Prompts and completions may be strings or chats; only chats need a template.
+        (Family::PromptCompletion, Err(error)) if plan.template.template.is_some() => {
+            return Err(error);
+        }
+        (Family::PromptCompletion, found) => found.ok(),
+        _ => None,
+    };
+    let Some(file) = plan.mask_template.as_ref().filter(|_| template.is_some()) else {
+        return Ok((template, None));
+    };
+    let mask_plan = TemplatePlan {
+        template: Some(file.clone()),
+        ..plan.template.clone()
+    };
+    let mask_template = ChatTemplate::load(tokenizer, &mask_plan)?;
+    ensure!(
+        mask_template.marks_generation(),
+        "{}: expected a template with generation blocks, found one without",
+        file.display()
+    );
+    Ok((template, Some(mask_template)))
+}
+
 fn loss_rule(family: Family, asked: Option<LossRule>) -> Result<LossRule> {
     use LossRule::{All, Assistant, Completion, Given, LastAssistant};
     let choices: &[LossRule] = match family {
-        Family::Messages => &[Assistant, LastAssistant, All],
+        family if family.is_chat() => &[Assistant, LastAssistant, All],
         Family::PromptCompletion => &[Completion, All],
         Family::Text => &[All],
-        Family::Tokens => &[Given, All],
+        Family::Segments => &[Given],
+        _ => &[Given, All],
     };
     let rule = asked.unwrap_or(choices[0]);
     let names: Vec<_> = choices.iter().map(|r| r.name()).collect();
@@ -307,12 +361,4 @@ fn vocab_size(asked: Option<usize>, tokenizer: Option<&TextTokenizer>) -> Result
              give --tokenizer or --vocab-size"
         ),
     }
-}
-
-fn load_template(plan: &CorpusPlan, tokenizer: &TextTokenizer) -> Result<ChatTemplate> {
-    ChatTemplate::load(
-        tokenizer,
-        plan.chat_template.as_deref(),
-        &plan.template_args,
-    )
 }

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::rows::Chat;
-use super::template::{ChatTemplate, ChatValues, Until};
+use super::template::{ChatTemplate, Until};
 use super::tokenizer::TextTokenizer;
 use crate::canonical;
 
@@ -55,7 +55,7 @@ fn rendered(
     asks: bool,
 ) -> Option<(String, Vec<i32>)> {
     let chat = Chat::new(messages.clone()).ok()?;
-    let values = ChatValues::new(&chat).ok()?;
+    let values = template.values(&chat).ok()?;
     let until = if asks {
         Until::Before(values.len())
     } else {

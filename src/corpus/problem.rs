@@ -7,6 +7,7 @@ pub enum Reason {
     UnusableRow,
     TemplateRefusal,
     ControlTokenInContent,
+    DroppedByTemplate,
     DoubleBos,
     IdOutsideVocabulary,
     TooLong,
@@ -20,6 +21,7 @@ impl Reason {
             Reason::UnusableRow => "unusable row",
             Reason::TemplateRefusal => "refused by the chat template",
             Reason::ControlTokenInContent => "control token in content",
+            Reason::DroppedByTemplate => "trained text dropped by the chat template",
             Reason::DoubleBos => "double BOS",
             Reason::IdOutsideVocabulary => "token id outside the vocabulary",
             Reason::TooLong => "too long",
@@ -44,6 +46,12 @@ impl RowProblem {
         }
     }
 
+    /// The same problem, with the place inside the row in front.
+    pub fn at(mut self, place: &str) -> RowProblem {
+        self.message.insert_str(0, &format!("{place}."));
+        self
+    }
+
     /// A row that is JSON but not a row of its format.
     pub fn unusable(message: impl Into<String>) -> RowProblem {
         RowProblem::new(Reason::UnusableRow, message)
@@ -56,7 +64,7 @@ pub type RowResult<T> = Result<T, RowProblem>;
 /// Something worth knowing about a row that stays. The name is the key in corpus.json.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Lint {
-    /// A token with one part inside a trained span and one outside; it is not trained.
+    /// A token with one part inside a trained span and one outside.
     Straddler,
     MissingBos,
     /// A control token written out in a plain text, prompt or completion.
@@ -65,15 +73,24 @@ pub enum Lint {
     DroppedByTemplate,
     /// The last trained token is not one the model stops at.
     EndNotTrained,
+    /// A trained answer without text: its end token alone is learnt.
+    EmptyAnswer,
+    /// A trained answer that ends in the middle of a sentence, as one cut at a length does.
+    LooksTruncated,
+    /// The same tokens and mask as an earlier sequence.
+    Duplicate,
 }
 
 impl Lint {
-    pub const ALL: [Lint; 5] = [
+    pub const ALL: [Lint; 8] = [
         Lint::Straddler,
         Lint::MissingBos,
         Lint::ControlTokenInText,
         Lint::DroppedByTemplate,
         Lint::EndNotTrained,
+        Lint::EmptyAnswer,
+        Lint::LooksTruncated,
+        Lint::Duplicate,
     ];
 
     pub fn name(self) -> &'static str {
@@ -83,19 +100,25 @@ impl Lint {
             Lint::ControlTokenInText => "control_tokens_in_text",
             Lint::DroppedByTemplate => "dropped_by_template",
             Lint::EndNotTrained => "end_not_trained",
+            Lint::EmptyAnswer => "empty_answers",
+            Lint::LooksTruncated => "truncated_looking",
+            Lint::Duplicate => "duplicates",
         }
     }
 
     /// What it means, for people.
     pub fn meaning(self) -> &'static str {
         match self {
-            Lint::Straddler => "tokens straddle the edge of a trained span and are not trained",
+            Lint::Straddler => "tokens straddle the edge of a trained span",
             Lint::MissingBos => "sequences start without the tokenizer's BOS token",
             Lint::ControlTokenInText => "texts hold a control token, written out",
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
             Lint::EndNotTrained => {
                 "sequences train a last token that the model does not stop at (eos_token_id)"
             }
+            Lint::EmptyAnswer => "answers are empty: only their end is learnt",
+            Lint::LooksTruncated => "answers end in the middle of a sentence, as if cut",
+            Lint::Duplicate => "sequences repeat an earlier one",
         }
     }
 }

@@ -2,20 +2,28 @@
 
 use std::ops::Range;
 
+use super::rules::Straddle;
+use super::tokenizer::Encoded;
+
 /// The loss mask of a text, and the tokens that could not be decided whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpanMask {
     pub loss_mask: Vec<u8>, // (T), 0 or 1
-    /// Tokens partly inside a span and partly outside; they are not trained.
+    /// Tokens partly inside a span and partly outside, trained or not.
     pub straddlers: Vec<usize>,
 }
 
-/// A token is trained if the text it stands for lies wholly inside a span. One that stands for
+/// A token is trained if the text it stands for lies wholly inside a span; with
+/// [`Straddle::Include`], also if a part of it does. One that stands for
 /// no text (a combining mark that a normaliser split off) goes with the character before it.
 ///
 /// `offsets` (T) and `spans` are byte ranges of the same text; spans rise and don't overlap, and
 /// those that touch count as one.
-pub fn span_mask(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> SpanMask {
+pub fn span_mask(
+    offsets: &[(usize, usize)],
+    spans: &[Range<usize>],
+    straddle: Straddle,
+) -> SpanMask {
     let spans = joined(spans);
     let mut loss_mask = vec![0; offsets.len()];
     let mut straddlers = Vec::new();
@@ -38,11 +46,20 @@ pub fn span_mask(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> SpanMask
             loss_mask[t] = 1;
         } else if start < end && span.start < end {
             straddlers.push(t);
+            loss_mask[t] = u8::from(straddle == Straddle::Include);
         }
     }
     SpanMask {
         loss_mask,
         straddlers,
+    }
+}
+
+/// Every token.
+pub fn all_trained(encoded: &Encoded) -> SpanMask {
+    SpanMask {
+        loss_mask: vec![1; encoded.ids.len()],
+        straddlers: Vec::new(),
     }
 }
 
@@ -98,7 +115,7 @@ mod tests {
         ) {
             let spans: Vec<_> = spans.chunks_exact(2).map(|e| e[0]..e[1]).collect();
             let offsets: Vec<_> = tokens.iter().map(|&(start, len)| (start, start + len)).collect();
-            prop_assert_eq!(span_mask(&offsets, &spans), oracle(&offsets, &spans));
+            prop_assert_eq!(span_mask(&offsets, &spans, Straddle::Exclude), oracle(&offsets, &spans));
         }
     }
 
@@ -107,14 +124,19 @@ mod tests {
         let found = span_mask(
             &[(0, 3), (3, 5), (5, 8), (8, 9)],
             std::slice::from_ref(&(4..8)),
+            Straddle::Exclude,
         );
         assert_eq!(found.loss_mask, [0, 0, 1, 0]);
+        assert_eq!(found.straddlers, [1]);
+        let offsets = [(0, 3), (3, 5), (5, 8), (8, 9)];
+        let found = span_mask(&offsets, std::slice::from_ref(&(4..8)), Straddle::Include);
+        assert_eq!(found.loss_mask, [0, 1, 1, 0]);
         assert_eq!(found.straddlers, [1]);
     }
 
     #[test]
     fn touching_spans_are_one() {
-        let found = span_mask(&[(0, 4)], &[0..2, 2..4]);
+        let found = span_mask(&[(0, 4)], &[0..2, 2..4], Straddle::Exclude);
         assert_eq!(found.loss_mask, [1]);
     }
 }

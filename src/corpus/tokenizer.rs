@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
 use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
 
+use super::guard::guarded;
 use super::problem::{RowProblem, RowResult};
 use crate::canonical;
 
@@ -110,6 +111,12 @@ impl TextTokenizer {
         self.bos
     }
 
+    /// The BOS token's text.
+    pub fn bos_text(&self) -> Option<&str> {
+        let found = self.special.iter().find(|(name, _)| name == "bos_token");
+        found.map(|(_, text)| text.as_str())
+    }
+
     pub fn eos(&self) -> Option<i32> {
         self.eos
     }
@@ -167,12 +174,13 @@ impl TextTokenizer {
     }
 
     fn encode(&self, text: &str, add_special_tokens: bool) -> RowResult<Encoded> {
-        let encoding = self
-            .tokenizer
-            .encode(text, add_special_tokens)
-            .map_err(|e| {
-                RowProblem::unusable(format!("expected text the tokenizer takes, found {e}"))
-            })?;
+        let failed = |found: String| {
+            RowProblem::unusable(format!("expected text the tokenizer takes, found {found}"))
+        };
+        // The tokenizers crate panics on some texts and settings instead of failing.
+        let encoding = guarded(|| self.tokenizer.encode(text, add_special_tokens))
+            .map_err(failed)?
+            .map_err(|e| failed(e.to_string()))?;
         Ok(Encoded {
             ids: encoding.get_ids().iter().map(|&id| id as i32).collect(),
             offsets: encoding.get_offsets().to_vec(),
@@ -221,18 +229,36 @@ fn drop_key(value: &mut Value, key: &str) {
 }
 
 fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let pieces = [
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "vocab.json",
+    ];
+    let pieces = pieces.iter().find(|p| folder.join(p).exists());
+    if let (false, Some(pieces)) = (path.exists(), pieces) {
+        bail!(
+            "{}: expected a tokenizer.json, found {pieces} alone; convert it once with transformers: \
+             AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+            folder.display()
+        );
+    }
     let bytes = std::fs::read(path).with_context(|| {
         format!(
             "{}: can't read; expected a folder with the tokenizer of a checkpoint",
             path.display()
         )
     })?;
-    Tokenizer::from_bytes(&bytes).map_err(|e| {
+    let broken = |found: String| {
         anyhow!(
-            "{}: expected a Hugging Face tokenizer, found {e}",
+            "{}: expected a Hugging Face tokenizer, found {found}",
             path.display()
         )
-    })
+    };
+    guarded(|| Tokenizer::from_bytes(&bytes))
+        .map_err(broken)?
+        .map_err(|e| broken(e.to_string()))
 }
 
 fn refuse_dropout(tokenizer: &Tokenizer) -> Result<()> {

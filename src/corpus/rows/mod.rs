@@ -2,14 +2,21 @@
 //!
 //! A new format is a new [`Family`], a variant of [`SourceRow`] and a file beside this one.
 
+mod calls;
+mod content;
+mod families;
+mod flags;
 mod messages;
+mod segments;
 mod tokens;
 
 use serde_json::{Map, Value};
 
 use super::json::kind;
 use super::problem::{RowProblem, RowResult};
+use super::rules::{Format, RowRules};
 pub use messages::Chat;
+pub use segments::Segments;
 pub use tokens::TokenRow;
 
 /// One source row, its shape checked.
@@ -18,6 +25,7 @@ pub enum SourceRow {
     Chat(Chat),
     PromptCompletion { prompt: String, completion: String },
     Text(String),
+    Segments(Segments),
     Tokens(TokenRow),
 }
 
@@ -25,25 +33,86 @@ pub enum SourceRow {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
     Messages,
+    Sharegpt,
+    Alpaca,
+    Conversation,
+    QueryResponse,
     PromptCompletion,
     Text,
+    Segments,
     Tokens,
 }
 
+/// Keys of rows that are of no family, and what to do with them.
+const HINTS: [(&[&str], &str); 8] = [
+    (
+        &["chosen"],
+        "a preference row; --map messages=chosen trains the chosen chat, --map completion=chosen the chosen answer",
+    ),
+    (
+        &["reward_model"],
+        "a row for reinforcement learning, which holds no answer to learn",
+    ),
+    (
+        &["question", "answer"],
+        "--map query=question,response=answer reads them as a chat",
+    ),
+    (
+        &["problem", "solution"],
+        "--map query=problem,response=solution reads them as a chat",
+    ),
+    (
+        &["instruction", "response"],
+        "--map output=response reads them as alpaca",
+    ),
+    (
+        &["prompt", "response"],
+        "--map completion=response reads them as prompt and completion",
+    ),
+    (&["dialog"], "--map messages=dialog reads it as a chat"),
+    (&["content"], "--map text=content reads it as text"),
+];
+
 impl Family {
-    const ALL: [Family; 4] = [
+    pub const ALL: [Family; 9] = [
         Family::Messages,
+        Family::Sharegpt,
+        Family::Alpaca,
+        Family::Conversation,
+        Family::QueryResponse,
         Family::PromptCompletion,
         Family::Text,
+        Family::Segments,
         Family::Tokens,
     ];
+
+    /// The family a format names; none for the one that the first row decides.
+    pub fn of_format(format: Format) -> Option<Family> {
+        match format {
+            Format::Auto => None,
+            Format::Messages => Some(Family::Messages),
+            Format::Sharegpt => Some(Family::Sharegpt),
+            Format::Alpaca => Some(Family::Alpaca),
+            Format::Conversation => Some(Family::Conversation),
+            Format::QueryResponse => Some(Family::QueryResponse),
+            Format::PromptCompletion => Some(Family::PromptCompletion),
+            Format::Text => Some(Family::Text),
+            Format::Segments => Some(Family::Segments),
+            Format::Tokens => Some(Family::Tokens),
+        }
+    }
 
     /// The name on the command line and in corpus.json.
     pub fn name(self) -> &'static str {
         match self {
             Family::Messages => "messages",
+            Family::Sharegpt => "sharegpt",
+            Family::Alpaca => "alpaca",
+            Family::Conversation => "conversation",
+            Family::QueryResponse => "query-response",
             Family::PromptCompletion => "prompt-completion",
             Family::Text => "text",
+            Family::Segments => "segments",
             Family::Tokens => "tokens",
         }
     }
@@ -52,14 +121,29 @@ impl Family {
     fn keys(self) -> &'static [&'static str] {
         match self {
             Family::Messages => &["messages"],
+            Family::Sharegpt => &["conversations"],
+            Family::Alpaca => &["instruction", "output"],
+            Family::Conversation => &["conversation"],
+            Family::QueryResponse => &["query", "response"],
             Family::PromptCompletion => &["prompt", "completion"],
             Family::Text => &["text"],
+            Family::Segments => &["segments"],
             Family::Tokens => &["input_ids"],
         }
     }
 
+    /// Whether every row is a chat, which needs a template.
+    pub fn is_chat(self) -> bool {
+        use Family::{Alpaca, Conversation, Messages, QueryResponse, Sharegpt};
+        matches!(
+            self,
+            Messages | Sharegpt | Alpaca | Conversation | QueryResponse
+        )
+    }
+
     fn is_of(self, row: &Map<String, Value>) -> bool {
-        self.keys().iter().all(|&k| row.contains_key(k))
+        let there = |k: &&str| row.get(*k).is_some_and(|v| !v.is_null());
+        self.keys().iter().all(there)
     }
 
     /// The one family whose keys the row has.
@@ -70,10 +154,19 @@ impl Family {
         let found: Vec<_> = Family::ALL.into_iter().filter(|f| f.is_of(row)).collect();
         match found[..] {
             [family] => Ok(family),
-            [] => Err(RowProblem::unusable(format!(
-                "expected a key messages, text or input_ids, or both prompt and completion, found {}",
-                key_list(row)
-            ))),
+            [] => {
+                let has = |keys: &&[&str]| keys.iter().all(|k| row.contains_key(*k));
+                let hint = HINTS.iter().find(|(keys, _)| has(keys));
+                Err(RowProblem::unusable(format!(
+                    "expected a key messages, conversations, conversation, text, segments or input_ids, or prompt and completion, \
+                     instruction and output, or query and response, found {}{}",
+                    key_list(row),
+                    hint.map_or(
+                        "; --map gives keys other names".to_owned(),
+                        |(_, hint)| format!(": {hint}")
+                    )
+                )))
+            }
             _ => {
                 let names: Vec<_> = found.iter().map(|f| f.name()).collect();
                 Err(RowProblem::unusable(format!(
@@ -88,7 +181,8 @@ impl Family {
     ///
     /// # Errors
     /// Missing keys, wrong types, unknown roles.
-    pub fn parse(self, mut row: Map<String, Value>) -> RowResult<SourceRow> {
+    pub fn parse(self, mut row: Map<String, Value>, rules: &RowRules) -> RowResult<SourceRow> {
+        row.retain(|_, v| !v.is_null());
         if let Some(missing) = self.keys().iter().find(|&&k| !row.contains_key(k)) {
             return Err(RowProblem::unusable(format!(
                 "expected a key {missing}, as in all rows of format {}, found {}",
@@ -96,19 +190,69 @@ impl Family {
                 key_list(&row)
             )));
         }
+        let is_list = |key: &str| row[key].is_array();
         match self {
-            Family::Messages => Chat::from_messages(row).map(SourceRow::Chat),
-            Family::PromptCompletion if row["prompt"].is_array() => {
-                Chat::from_prompt_completion(row).map(SourceRow::Chat)
+            Family::Messages => Chat::from_messages(row, rules).map(SourceRow::Chat),
+            Family::Sharegpt => families::sharegpt(row, rules).map(SourceRow::Chat),
+            Family::Alpaca => families::alpaca(row).map(SourceRow::Chat),
+            Family::Conversation => families::conversation(row).map(SourceRow::Chat),
+            Family::QueryResponse => families::query_response(row).map(SourceRow::Chat),
+            Family::PromptCompletion if is_list("prompt") => {
+                Chat::from_prompt_completion(row, rules).map(SourceRow::Chat)
             }
             Family::PromptCompletion => Ok(SourceRow::PromptCompletion {
                 prompt: take_string(&mut row, "prompt")?,
                 completion: take_string(&mut row, "completion")?,
             }),
             Family::Text => take_string(&mut row, "text").map(SourceRow::Text),
+            Family::Segments => Segments::from_row(&row).map(SourceRow::Segments),
             Family::Tokens => TokenRow::from_row(&row).map(SourceRow::Tokens),
         }
     }
+}
+
+/// Gives the keys of a row, and of the messages in its lists, our names for them.
+///
+/// # Errors
+/// A key that would take the name of one that is there.
+pub fn renamed(row: Map<String, Value>, rules: &RowRules) -> RowResult<Map<String, Value>> {
+    if rules.map.is_empty() {
+        return Ok(row);
+    }
+    let mut out = Map::new();
+    for (key, value) in row {
+        let value = match value {
+            Value::Array(items) => Value::Array(
+                items
+                    .into_iter()
+                    .map(|item| match item {
+                        Value::Object(object) => rename_keys(object, rules).map(Value::Object),
+                        other => Ok(other),
+                    })
+                    .collect::<RowResult<_>>()?,
+            ),
+            other => other,
+        };
+        out.insert(key, value);
+    }
+    rename_keys(out, rules)
+}
+
+fn rename_keys(object: Map<String, Value>, rules: &RowRules) -> RowResult<Map<String, Value>> {
+    let mut out = Map::new();
+    for (key, value) in object {
+        let named = rules.map.iter().find(|(_, theirs)| *theirs == key);
+        let name = named.map_or(key.as_str(), |(ours, _)| ours);
+        // A key whose name was given to another is out of the way.
+        let displaced = named.is_none() && rules.map.iter().any(|(ours, _)| *ours == key);
+        if displaced || out.contains_key(name) {
+            return Err(RowProblem::unusable(format!(
+                "expected --map to give free names, found {name} taken already"
+            )));
+        }
+        out.insert(name.to_owned(), value);
+    }
+    Ok(out)
 }
 
 fn take_string(row: &mut Map<String, Value>, key: &str) -> RowResult<String> {
@@ -144,7 +288,7 @@ mod tests {
     fn parse(line: &str) -> Result<SourceRow, String> {
         let row = parse_object(line.as_bytes()).unwrap();
         Family::detect(&row)
-            .and_then(|f| f.parse(row))
+            .and_then(|f| f.parse(row, &RowRules::default()))
             .map_err(|p| p.message)
     }
 
@@ -176,7 +320,11 @@ mod tests {
                 r#"{"text": "a", "messages": []}"#,
                 "found those of messages and text; say which with --format",
             ),
-            (r#"{"conversations": []}"#, "found the keys conversations"),
+            (
+                r#"{"answer": 1, "question": 2}"#,
+                "--map query=question,response=answer",
+            ),
+            (r#"{"x": []}"#, "found the keys x; --map"),
             (r#"{}"#, "found no keys"),
             (r#"{"text": 3}"#, "text: expected a string, found a number"),
             (

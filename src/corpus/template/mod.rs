@@ -1,32 +1,60 @@
-//! Chat templates: the Jinja of Hugging Face checkpoints, rendered as transformers 5 does.
+//! Chat templates: the Jinja of Hugging Face checkpoints, rendered as transformers does.
 
-mod generation;
+mod date;
+mod engine;
+mod load;
+mod methods;
+mod print;
 mod python;
+mod rewrite;
 
 use std::ops::Range;
-
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
-use serde_json::Value as Json;
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, Value as Json};
 
-use super::problem::{Reason, RowProblem, RowResult};
+use super::problem::{Reason, RowProblem, RowResult, quoted};
 use super::rows::Chat;
+use super::rules::TemplateRules;
 use super::tokenizer::TextTokenizer;
+pub use date::TemplateDate;
+pub use load::NamedSource;
 
-/// Steps a template may take for one chat; a runaway loop ends here instead of never.
-const FUEL: u64 = 20_000_000;
-const NAME: &str = "chat_template";
+/// Variables that the chat itself gives; a row or user may not.
+const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+/// Names a message's reasoning goes by. Templates read the first; gpt-oss reads the second.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+/// The template for chats with tools, where a checkpoint has several, and the one for the rest.
+const WITH_TOOLS: &str = "tool_use";
+const DEFAULT: &str = "default";
+/// Stands in a text at a place to be found again in what is rendered.
+const PLACE: char = rewrite::PLACE;
 
-/// A compiled chat template with its variables.
+/// Which template, and how it is rendered.
+#[derive(Clone, Debug, Default)]
+pub struct TemplatePlan {
+    /// A Jinja file, or the name of one of the checkpoint's several templates.
+    pub template: Option<PathBuf>,
+    pub args: Vec<(String, Json)>,
+    pub date: Option<TemplateDate>,
+    pub rules: TemplateRules,
+}
+
+/// The compiled chat templates of a checkpoint, most often one, with their variables.
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
-    source: String,
+    templates: Vec<Compiled>,
     variables: Vec<(String, Value)>,
+    rules: TemplateRules,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    source: NamedSource,
     marks_generation: bool,
 }
 
@@ -38,27 +66,15 @@ pub struct Rendered {
     pub generated: Option<Vec<Range<usize>>>,
 }
 
-/// A chat's messages and tools in the template engine's own values, converted once.
+/// A chat's messages, tools and variables in the template engine's own values, converted once.
 #[derive(Debug)]
 pub struct ChatValues {
     messages: Vec<Value>,
     tools: Value,
+    variables: Vec<(String, Value)>,
 }
 
 impl ChatValues {
-    /// # Errors
-    /// A text that holds one of the two characters that mark generation blocks here.
-    pub fn new(chat: &Chat) -> RowResult<ChatValues> {
-        let messages = chat.messages.iter().map(python::to_value);
-        Ok(ChatValues {
-            messages: messages.collect::<RowResult<_>>()?,
-            tools: chat
-                .tools
-                .as_ref()
-                .map_or(Ok(Value::from(())), python::to_value)?,
-        })
-    }
-
     pub fn len(&self) -> usize {
         self.messages.len()
     }
@@ -80,54 +96,124 @@ pub enum Until {
 }
 
 impl ChatTemplate {
-    /// The template of a checkpoint: `file` where one is given, else the folder's
-    /// chat_template.jinja, else `chat_template` of its tokenizer_config.json.
+    /// The template of a checkpoint, by transformers' order: the one the plan names, else the
+    /// folder's chat_template.jinja and additional_chat_templates, else `chat_template` of its
+    /// tokenizer_config.json.
     ///
     /// # Errors
     /// No template in any of these places, or one that doesn't parse.
-    pub fn load(
-        tokenizer: &TextTokenizer,
-        file: Option<&Path>,
-        args: &[(String, Json)],
-    ) -> Result<ChatTemplate> {
-        let (place, source) = find_source(tokenizer, file)?;
-        ChatTemplate::new(&source, tokenizer.special_tokens(), args).context(place)
+    pub fn load(tokenizer: &TextTokenizer, plan: &TemplatePlan) -> Result<ChatTemplate> {
+        let sources = load::sources(tokenizer, plan.template.as_deref())?;
+        ChatTemplate::new(sources, tokenizer.special_tokens(), plan)
     }
 
-    /// The template as it was read.
-    pub fn source(&self) -> &str {
-        &self.source
-    }
-
-    /// Compiles `source`. Variables are the special tokens by name (`bos_token`), overridden by
-    /// the user's arguments.
+    /// Compiles the templates. Variables are the special tokens by name (`bos_token`), overridden
+    /// by the user's arguments.
     ///
     /// # Errors
-    /// A template that doesn't parse.
+    /// A template that doesn't parse, or an argument that only the chat can give.
     pub fn new(
-        source: &str,
+        sources: Vec<NamedSource>,
         special_tokens: &[(String, String)],
-        args: &[(String, Json)],
+        plan: &TemplatePlan,
     ) -> Result<ChatTemplate> {
-        let rewritten = generation::rewrite(source)?;
-        let mut env = environment();
-        env.add_template_owned(NAME, rewritten.text)
-            .map_err(|e| anyhow!("expected a chat template in Jinja, found {e}"))?;
+        let mut env = engine::environment(plan.date);
+        let mut templates = Vec::new();
+        for source in sources {
+            let rewritten = rewrite::rewrite(&source.text).with_context(|| source.place.clone())?;
+            env.add_template_owned(source.name.clone(), rewritten.text)
+                .map_err(|e| {
+                    anyhow!(
+                        "{}: expected a chat template in Jinja, found {}",
+                        source.place,
+                        syntax(&e)
+                    )
+                })?;
+            templates.push(Compiled {
+                source,
+                marks_generation: rewritten.marks_generation,
+            });
+        }
         let tokens = special_tokens.iter();
         let mut variables: Vec<_> = tokens
             .map(|(name, text)| (name.clone(), Value::from(text.as_str())))
             .collect();
-        for (name, value) in args {
+        for (name, value) in &plan.args {
+            if FIXED.contains(&name.as_str()) {
+                bail!(
+                    "template-arg: expected a variable of the template, found {name}, which the rows give"
+                );
+            }
             let value = python::to_value(value)
                 .map_err(|p| anyhow!("template-arg {name}: {}", p.message))?;
             variables.push((name.clone(), value));
         }
         Ok(ChatTemplate {
             env,
-            source: source.to_owned(),
+            templates,
             variables,
-            marks_generation: rewritten.marks_generation,
+            rules: plan.rules,
         })
+    }
+
+    /// Whether every template says what the model generates.
+    pub fn marks_generation(&self) -> bool {
+        self.templates.iter().all(|t| t.marks_generation)
+    }
+
+    /// The templates as they were read, by name.
+    pub fn sources(&self) -> impl Iterator<Item = &NamedSource> {
+        self.templates.iter().map(|t| &t.source)
+    }
+
+    /// The chat as values, with what this generation of transformers adds and drops.
+    ///
+    /// # Errors
+    /// A text with a character that has a meaning here, or a variable that only the chat may give.
+    pub fn values(&self, chat: &Chat) -> RowResult<ChatValues> {
+        let message = |m: &Json| python::to_value(&self.as_seen(m));
+        let mut variables = Vec::new();
+        for (name, value) in &chat.template_kwargs {
+            if FIXED.contains(&name.as_str()) {
+                return Err(RowProblem::unusable(format!(
+                    "chat_template_kwargs: expected variables of the template, found {name}, which the chat gives"
+                )));
+            }
+            variables.push((name.clone(), python::to_value(value)?));
+        }
+        Ok(ChatValues {
+            messages: chat
+                .messages
+                .iter()
+                .map(message)
+                .collect::<RowResult<_>>()?,
+            tools: chat
+                .tools
+                .as_ref()
+                .map_or(Ok(Value::from(())), python::to_value)?,
+            variables,
+        })
+    }
+
+    /// The message as this generation of transformers hands it to the template.
+    fn as_seen(&self, message: &Json) -> Json {
+        let Json::Object(message) = message else {
+            return message.clone();
+        };
+        if self.rules == TemplateRules::Transformers4 {
+            return Json::Object(message.clone());
+        }
+        let mut message = message.clone();
+        message.retain(|_, v| !v.is_null());
+        let reasoning = REASONING.iter().find_map(|key| message.get(*key)).cloned();
+        let Some(reasoning) = reasoning else {
+            return Json::Object(message);
+        };
+        let mut seen = Map::new();
+        seen.insert("thinking".into(), reasoning.clone());
+        seen.extend(message);
+        seen.insert("reasoning_content".into(), reasoning);
+        Json::Object(seen)
     }
 
     /// Renders the chat or the first part of it.
@@ -140,6 +226,7 @@ impl ChatTemplate {
             Until::Before(i) => (&chat.messages[..i.min(chat.len())], true),
             Until::Through(i) => (&chat.messages[..chat.len().min(i + 1)], false),
         };
+        let chosen = self.chosen(chat)?;
         let fixed = [
             ("messages", messages.iter().cloned().collect::<Value>()),
             ("tools", chat.tools.clone()),
@@ -147,91 +234,119 @@ impl ChatTemplate {
             ("add_generation_prompt", Value::from(prompt)),
         ];
         let fixed = fixed.into_iter().map(|(k, v)| (k.to_owned(), v));
-        let context = Value::from_pairs(fixed.chain(self.variables.iter().cloned()));
-        let template = self.env.get_template(NAME).map_err(|e| refusal(&e))?;
-        let marked = template.render(context).map_err(|e| refusal(&e))?;
-        if !self.marks_generation {
+        let variables = self.variables.iter().chain(&chat.variables).cloned();
+        let context = Value::from_pairs(fixed.chain(variables));
+        let refused = |e: Error| refusal(&chosen.source, &e);
+        let template = self
+            .env
+            .get_template(&chosen.source.name)
+            .map_err(refused)?;
+        let marked = template.render(context).map_err(refused)?;
+        if !chosen.marks_generation {
             return Ok(Rendered {
                 text: marked,
                 generated: None,
             });
         }
-        generation::take_marks(&marked)
+        rewrite::take_marks(&marked)
+    }
+
+    /// Where the byte positions `at` of the content of message `turn` stand in `whole`, the chat
+    /// rendered to its end: rendered once more with a mark at each, which must change nothing
+    /// else. Nothing is ever found by searching for text.
+    ///
+    /// # Errors
+    /// A template that changes the content, so that a place in it means nothing.
+    pub fn places(
+        &self,
+        chat: &Chat,
+        turn: usize,
+        at: &[usize],
+        whole: &Rendered,
+    ) -> RowResult<Vec<usize>> {
+        let mut marked = chat.clone();
+        let content = marked.messages[turn]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let mut text = String::new();
+        let mut copied = 0;
+        for &place in at {
+            text.push_str(&content[copied..place]);
+            text.push(PLACE);
+            copied = place;
+        }
+        text.push_str(&content[copied..]);
+        marked.messages[turn]["content"] = text.into();
+        let values = self.values(&marked)?;
+        let found = self.render(&values, Until::End)?.text;
+        let mut places = Vec::new();
+        let mut plain = String::with_capacity(found.len());
+        for piece in found.split_inclusive(PLACE) {
+            let bare = piece.trim_end_matches(PLACE);
+            plain.push_str(bare);
+            if bare.len() < piece.len() {
+                places.push(plain.len());
+            }
+        }
+        if places.len() == at.len() && plain == whole.text {
+            return Ok(places);
+        }
+        Err(RowProblem::new(
+            Reason::TemplateRefusal,
+            format!(
+                "expected a chat template that prints the content of message {turn} as it is, found one that changes it, so parts of it can't be trained apart"
+            ),
+        ))
+    }
+
+    fn chosen(&self, chat: &ChatValues) -> RowResult<&Compiled> {
+        let named = |name: &str| self.templates.iter().find(|t| t.source.name == name);
+        let with_tools = named(WITH_TOOLS).filter(|_| !chat.tools.is_none());
+        let only = || Some(&self.templates[0]).filter(|_| self.templates.len() == 1);
+        with_tools.or_else(|| named(DEFAULT)).or_else(only).ok_or_else(|| {
+            let names: Vec<_> = self.sources().map(|s| s.name.as_str()).collect();
+            RowProblem::new(
+                Reason::TemplateRefusal,
+                format!("expected a template named {DEFAULT}, found {}; choose one with --chat-template", names.join(", ")),
+            )
+        })
     }
 }
 
-/// Where the template was found, and its text.
-fn find_source(tokenizer: &TextTokenizer, file: Option<&Path>) -> Result<(String, String)> {
-    let read = |path: &Path| {
-        std::fs::read_to_string(path)
-            .map(|source| (path.display().to_string(), source))
-            .with_context(|| format!("{}: can't read the chat template", path.display()))
-    };
-    if let Some(file) = file {
-        return read(file);
-    }
-    let beside = tokenizer.folder().join("chat_template.jinja");
-    if beside.exists() {
-        return read(&beside);
-    }
-    let config = tokenizer.folder().join("tokenizer_config.json");
-    let config = config.display();
-    match tokenizer.config_template() {
-        Some(Json::String(source)) => Ok((format!("{config}: chat_template"), source.clone())),
-        Some(Json::Array(_)) => bail!(
-            "{config}: expected one chat_template, found a list of several; give one with --chat-template"
-        ),
-        _ => bail!(
-            "{config}: expected a chat_template, found none, and no chat_template.jinja beside it; \
-             give one with --chat-template"
-        ),
-    }
-}
-
-fn environment() -> Environment<'static> {
-    let mut env = Environment::new();
-    let syntax = SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build();
-    env.set_syntax(syntax.expect("the default delimiters are valid"));
-    env.set_undefined_behavior(UndefinedBehavior::Lenient);
-    env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_fuel(Some(FUEL));
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.add_filter("tojson", python::tojson);
-    env.add_test("iterable", python::is_iterable);
-    env.add_test("sequence", python::is_sequence);
-    env.add_function("raise_exception", raise_exception);
-    env.add_function("strftime_now", refuse_clock);
-    env
-}
-
-fn raise_exception(message: &str) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
-}
-
-/// A corpus that depends on the day it was made can't be made again.
-fn refuse_clock(_format: &str) -> Result<Value, Error> {
-    Err(Error::new(
-        ErrorKind::InvalidOperation,
-        "the template prints today's date; fix it with --template-arg, for most templates \
-         date_string='26 Jul 2024'",
-    ))
-}
-
-fn refusal(error: &Error) -> RowProblem {
-    let found = match error.kind() {
-        ErrorKind::OutOfFuel => format!("more than {FUEL} steps"),
-        _ => error.detail().unwrap_or("a failure").to_owned(),
-    };
+/// What the engine says about a template that doesn't parse, on one line.
+fn syntax(error: &Error) -> String {
     let line = error
         .line()
-        .map_or(String::new(), |l| format!(" at its line {l}"));
+        .map_or(String::new(), |l| format!("at its line {l}: "));
+    format!(
+        "{line}{}",
+        error
+            .detail()
+            .map_or_else(|| error.kind().to_string(), str::to_owned)
+    )
+}
+
+fn refusal(source: &NamedSource, error: &Error) -> RowProblem {
+    let found = match error.kind() {
+        ErrorKind::OutOfFuel => format!("more than {} steps", engine::FUEL),
+        kind => error
+            .detail()
+            .map_or_else(|| kind.to_string(), str::to_owned),
+    };
+    let place = error.line().map_or(String::new(), |line| {
+        let text = source.text.lines().nth(line - 1).unwrap_or_default().trim();
+        // What stands on the line is the construct; a raised exception speaks for itself.
+        let shown = match error.detail() {
+            Some(_) if text.contains("raise_exception") => String::new(),
+            _ => format!(" {}", quoted(text)),
+        };
+        format!(" at its line {line}{shown}")
+    });
     RowProblem::new(
         Reason::TemplateRefusal,
         format!(
-            "expected a chat that the chat template takes, found{line}: {}",
+            "expected a chat that the chat template takes, found{place}: {}",
             found.trim()
         ),
     )
@@ -243,10 +358,14 @@ mod tests {
     use serde_json::json;
 
     fn render(source: &str, messages: Json) -> Result<Rendered, String> {
-        let template = ChatTemplate::new(source, &[("bos_token".into(), "<s>".into())], &[])
-            .map_err(|e| e.to_string())?;
-        let values = ChatValues::new(&Chat::new(messages).unwrap()).unwrap();
+        let template = compiled(source, &TemplatePlan::default()).map_err(|e| e.to_string())?;
+        let values = template.values(&Chat::new(messages).unwrap()).unwrap();
         template.render(&values, Until::End).map_err(|p| p.message)
+    }
+
+    fn compiled(source: &str, plan: &TemplatePlan) -> Result<ChatTemplate> {
+        let source = NamedSource::single("t", source);
+        ChatTemplate::new(vec![source], &[("bos_token".into(), "<s>".into())], plan)
     }
 
     fn hi() -> Json {
@@ -286,7 +405,7 @@ mod tests {
     fn refusals_are_told_in_the_templates_words() {
         for (source, says) in [
             ("{{ raise_exception('no system here') }}", "no system here"),
-            ("{{ strftime_now('%d') }}", "--template-arg"),
+            ("{{ strftime_now('%d') }}", "--template-date"),
             (
                 "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
                 "more than 20000000 steps",
@@ -297,23 +416,25 @@ mod tests {
             let message = render(source, hi()).unwrap_err();
             assert!(message.contains(says), "{source}: {message}");
         }
-        assert!(ChatTemplate::new("{% if %}", &[], &[]).is_err());
-        assert!(ChatTemplate::new("{% generation %}", &[], &[]).is_err());
+        assert!(compiled("{% if %}", &TemplatePlan::default()).is_err());
+        assert!(compiled("{% generation %}", &TemplatePlan::default()).is_err());
     }
 
     #[test]
     fn arguments_override_special_tokens() {
-        let args = [
-            ("bos_token".to_owned(), json!("X")),
-            ("date_string".to_owned(), json!("1 May")),
-        ];
-        let template = ChatTemplate::new(
+        let plan = TemplatePlan {
+            args: vec![
+                ("bos_token".to_owned(), json!("X")),
+                ("date_string".to_owned(), json!("1 May")),
+            ],
+            ..TemplatePlan::default()
+        };
+        let template = compiled(
             "{{ bos_token }} {{ date_string }}{{ tools is none }}",
-            &[("bos_token".into(), "<s>".into())],
-            &args,
+            &plan,
         )
         .unwrap();
-        let values = ChatValues::new(&Chat::new(hi()).unwrap()).unwrap();
+        let values = template.values(&Chat::new(hi()).unwrap()).unwrap();
         let text = template.render(&values, Until::End).unwrap().text;
         assert_eq!(text, "X 1 MayTrue");
     }

@@ -6,7 +6,8 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
-use super::generation::has_mark;
+use super::print;
+use super::rewrite::has_mark;
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 
 /// Deepest nesting `tojson` prints.
@@ -139,12 +140,7 @@ impl Writer {
     }
 
     fn number(&mut self, value: &Value) {
-        let text = match f64::try_from(value.clone()) {
-            // `{:?}` prints floats as Python's repr does in the range that rows may hold.
-            Ok(float) if !value.is_integer() => format!("{float:?}"),
-            _ => value.to_string(),
-        };
-        self.out.push_str(&text);
+        self.out.push_str(&print::number(value));
     }
 
     fn list(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
@@ -236,7 +232,7 @@ mod tests {
     use minijinja::context;
 
     fn render(expression: &str) -> String {
-        let env = super::super::environment();
+        let env = super::super::engine::environment(None);
         let value: serde_json::Value = serde_json::from_str(
             r#"{"z": [1, -0.0, 2.50, true, null], "a": {"é<&'>": "\"\\\n\u0001😀\u007f"}, "e": [], "o": {}}"#,
         )

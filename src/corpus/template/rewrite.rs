@@ -1,19 +1,26 @@
-//! Generation blocks: the parts of a chat template that say what the model wrote.
+//! Templates made fit for the engine, line by line.
 //!
-//! The engine has no such tag, so `{% generation %}…{% endgeneration %}` is rewritten to
+//! Generation blocks are the parts of a template that say what the model wrote. The engine has no
+//! such tag, so `{% generation %}…{% endgeneration %}` is rewritten to
 //! `{% with %}`, a start mark, `{% if true %}…{% endif %}`, an end mark, `{% endwith %}`: `with`
 //! keeps the block's scope, and the inner `if` gives the outer tags' whitespace control a place
 //! on either side of the marks. The marks are private-use characters and are taken out again.
+//!
+//! Loops get their values through a filter, because the engine loops over None and not over
+//! strings, and Python the other way round.
 
 use std::ops::Range;
 
 use anyhow::{Result, bail, ensure};
 
 use super::Rendered;
+use super::engine::LOOPED;
 use crate::corpus::problem::{Reason, RowProblem, RowResult};
 
 const START: char = '\u{10fff0}';
 const END: char = '\u{10fff1}';
+/// Marks a place in a text that is to be found again, see [`super::ChatTemplate::places`].
+pub const PLACE: char = '\u{10fff2}';
 
 /// A template the engine can compile.
 #[derive(Debug)]
@@ -44,7 +51,17 @@ pub fn rewrite(source: &str) -> Result<Rewritten> {
         let opens = match tag.name(&source) {
             "generation" => true,
             "endgeneration" => false,
-            _ => continue,
+            name => {
+                if let Some(looped) = looped_values(name) {
+                    let at = name.as_ptr() as usize - source.as_ptr() as usize;
+                    let (start, end) = (at + looped.start, at + looped.end);
+                    let values = &source[start..end];
+                    text.push_str(&source[copied..start]);
+                    text.push_str(&format!("({values})|{LOOPED}"));
+                    copied = end;
+                }
+                continue;
+            }
         };
         let (left, right) = tag.trims(&source);
         text.push_str(&source[copied..tag.span.start]);
@@ -70,6 +87,51 @@ pub fn rewrite(source: &str) -> Result<Rewritten> {
         text,
         marks_generation,
     })
+}
+
+/// Where in a tag `for TARGETS in VALUES [if CONDITION] [recursive]` the values stand.
+fn looped_values(tag: &str) -> Option<Range<usize>> {
+    let bytes = tag.as_bytes();
+    let rest = tag.strip_prefix("for")?;
+    if !rest.starts_with(|c: char| c.is_ascii_whitespace()) {
+        return None;
+    }
+    let (mut start, mut depth, mut quote, mut at) = (None, 0_usize, None, 0);
+    while at < bytes.len() {
+        match (bytes[at], quote) {
+            (b'\\', Some(_)) => at += 1,
+            (b, Some(q)) if b == q => quote = None,
+            (_, Some(_)) => {}
+            (b'\'' | b'"', None) => quote = Some(bytes[at]),
+            (b'(' | b'[' | b'{', None) => depth += 1,
+            (b')' | b']' | b'}', None) => depth = depth.saturating_sub(1),
+            (b, None) if depth == 0 && is_word(b) => {
+                let end = (at..bytes.len()).find(|&i| !is_word(bytes[i]));
+                let end = end.unwrap_or(bytes.len());
+                match (&tag[at..end], start) {
+                    ("in", None) => start = Some(end),
+                    ("if" | "recursive", Some(start)) => return trimmed(tag, start..at),
+                    _ => {}
+                }
+                at = end;
+                continue;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    trimmed(tag, start?..bytes.len())
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
+}
+
+fn trimmed(text: &str, span: Range<usize>) -> Option<Range<usize>> {
+    let inner = &text[span.clone()];
+    let start = span.start + inner.len() - inner.trim_start().len();
+    let end = span.start + inner.trim_end().len();
+    (start < end).then_some(start..end)
 }
 
 /// Takes the marks out of a rendered text and says where they stood.
@@ -227,6 +289,27 @@ mod tests {
             found.text,
             format!("a {{%- with %}}{START}{{% if true +%}}x{{% endif %}}{END}{{% endwith -%}} b")
         );
+    }
+
+    #[test]
+    fn loops_get_their_values_through_the_filter() {
+        for (source, expected) in [
+            ("{%- for a in b -%}", "{%- for a in (b)|kdscore_looped -%}"),
+            (
+                "{% for k, v in x['if'](1 if y else 2).items() if v in w recursive %}",
+                "{% for k, v in (x['if'](1 if y else 2).items())|kdscore_looped if v in w recursive %}",
+            ),
+            (
+                "{% for a in 'in if' recursive %}",
+                "{% for a in ('in if')|kdscore_looped recursive %}",
+            ),
+            (
+                "{% format in x %}{{ for a in b }}",
+                "{% format in x %}{{ for a in b }}",
+            ),
+        ] {
+            assert_eq!(rewrite(source).unwrap().text, expected);
+        }
     }
 
     #[test]

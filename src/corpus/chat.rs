@@ -1,0 +1,413 @@
+//! A chat's tokens, and which of them are trained.
+//!
+//! What the assistant wrote is never found by searching for its text. It comes from the
+//! template's generation blocks, or those of a mask template that renders the same text, or else
+//! from rendering the chat up to and through each trained turn.
+
+use std::ops::Range;
+
+use super::encode::TokenisedRow;
+use super::problem::{Reason, RowProblem, RowResult};
+use super::remarks::{note_answers, note_dropped, note_straddlers};
+use super::rows::Chat;
+use super::rules::{LossRule, Straddle};
+use super::spans::{all_trained, span_mask};
+use super::template::{ChatTemplate, ChatValues, Rendered, Until};
+use super::tokenizer::{Encoded, TextTokenizer};
+use super::written::{check_control_tokens, check_written};
+
+/// The user's choices about chats.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChatRules {
+    pub loss: LossRule,
+    pub straddle: Straddle,
+    /// Control tokens written out in content become what they say.
+    pub allow_control_tokens: bool,
+}
+
+impl ChatRules {
+    pub fn new(loss: LossRule) -> ChatRules {
+        ChatRules {
+            loss,
+            straddle: Straddle::Exclude,
+            allow_control_tokens: false,
+        }
+    }
+}
+
+/// A trained turn and the bytes that are learnt of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Turn {
+    message: usize,
+    span: Range<usize>,
+}
+
+/// One chat on its way to a mask.
+struct Rendering<'a> {
+    tokenizer: &'a TextTokenizer,
+    template: &'a ChatTemplate,
+    chat: &'a Chat,
+    values: ChatValues,
+    whole: Rendered,
+    encoded: Encoded,
+}
+
+/// A chat's tokens and loss mask.
+///
+/// # Errors
+/// The template refuses the chat, a message holds a control token, what the assistant wrote
+/// can't be told from what the template put there, or a part of it is not rendered.
+pub fn encode_chat(
+    tokenizer: &TextTokenizer,
+    template: &ChatTemplate,
+    mask_template: Option<&ChatTemplate>,
+    chat: &Chat,
+    rules: ChatRules,
+) -> RowResult<TokenisedRow> {
+    if !rules.allow_control_tokens {
+        check_control_tokens(tokenizer, chat)?;
+    }
+    let values = template.values(chat)?;
+    let mut whole = template.render(&values, Until::End)?;
+    let encoded = tokenizer.encode_rendered(&whole.text)?;
+    if whole.generated.is_none()
+        && let Some(mask_template) = mask_template
+    {
+        whole.generated = generated_by(mask_template, chat, &whole.text)?;
+    }
+    let rendering = Rendering {
+        tokenizer,
+        template,
+        chat,
+        values,
+        whole,
+        encoded,
+    };
+    let trained = trained_turns(chat, rules.loss)?;
+    let masked = match rules.loss {
+        LossRule::All => {
+            check_written(chat, &trained, &rendering.whole.text)?;
+            all_trained(&rendering.encoded)
+        }
+        _ => {
+            let spans = rendering.trained_spans(&trained, rules.loss)?;
+            span_mask(&rendering.encoded.offsets, &spans, rules.straddle)
+        }
+    };
+    let mut findings = Vec::new();
+    note_straddlers(
+        &rendering.encoded,
+        &masked,
+        &rendering.whole.text,
+        &mut findings,
+    );
+    note_dropped(chat, &rendering.whole.text, &mut findings);
+    note_answers(chat, &trained, &mut findings);
+    Ok(TokenisedRow {
+        tokens: rendering.encoded.ids,
+        loss_mask: masked.loss_mask,
+        findings,
+    })
+}
+
+fn generated_by(
+    mask_template: &ChatTemplate,
+    chat: &Chat,
+    text: &str,
+) -> RowResult<Option<Vec<Range<usize>>>> {
+    let found = mask_template.render(&mask_template.values(chat)?, Until::End)?;
+    if found.text == text {
+        return Ok(found.generated);
+    }
+    let at = found
+        .text
+        .bytes()
+        .zip(text.bytes())
+        .take_while(|(a, b)| a == b)
+        .count();
+    Err(RowProblem::new(
+        Reason::TemplateRefusal,
+        format!(
+            "expected the mask template to render what the chat template does, found another text from byte {at} on"
+        ),
+    ))
+}
+
+/// Messages the student learns, by the rule and what the messages say themselves.
+///
+/// # Errors
+/// A chat without an answer, or flags where everything is trained.
+fn trained_turns(chat: &Chat, loss: LossRule) -> RowResult<Vec<usize>> {
+    let role = |i: usize| chat.messages[i]["role"].as_str().unwrap_or_default();
+    let last = chat.messages.len() - 1;
+    if role(last) == "user" {
+        return Err(RowProblem::new(
+            Reason::NoScoredPosition,
+            "expected the assistant's answer last, found a user's message",
+        ));
+    }
+    let mut turns: Vec<usize> = chat.assistant_turns().collect();
+    let flagged = |i: &usize| {
+        chat.flags[*i].trained == Some(false) || chat.flags[*i].parts.iter().any(|p| !p.trained)
+    };
+    if loss == LossRule::All {
+        return match turns.iter().find(|i| flagged(i)) {
+            None => Ok(turns),
+            Some(i) => Err(RowProblem::unusable(format!(
+                "message {i}: expected no flags against training with --loss all, found one; leave --loss out to follow it"
+            ))),
+        };
+    }
+    let from = match (loss, chat.completion) {
+        (LossRule::Completion, Some(first)) => first,
+        _ => 0,
+    };
+    turns.retain(|&i| i >= from);
+    if loss == LossRule::LastAssistant {
+        turns.drain(..turns.len().saturating_sub(1));
+    }
+    turns.retain(|&i| chat.flags[i].trained != Some(false));
+    let contradicts = |i: &usize| {
+        chat.flags[*i].trained == Some(false) && chat.flags[*i].parts.iter().any(|p| p.trained)
+    };
+    if let Some(i) = chat.assistant_turns().find(contradicts) {
+        return Err(RowProblem::unusable(format!(
+            "message {i}: expected its parts to follow its own flag, found a trained part in an untrained message"
+        )));
+    }
+    if turns.is_empty() {
+        return Err(RowProblem::new(
+            Reason::NoScoredPosition,
+            "expected a message to train, found none: the flags leave all out, or there is no answer",
+        ));
+    }
+    Ok(turns)
+}
+
+impl Rendering<'_> {
+    fn trained_spans(&self, trained: &[usize], loss: LossRule) -> RowResult<Vec<Range<usize>>> {
+        let turns = match &self.whole.generated {
+            Some(blocks) => self.turns_of_blocks(blocks, trained, loss)?,
+            None => {
+                let turn = |&i: &usize| {
+                    Ok(Turn {
+                        message: i,
+                        span: self.turn_by_prefix(i)?,
+                    })
+                };
+                trained.iter().map(turn).collect::<RowResult<Vec<_>>>()?
+            }
+        };
+        let learnt: Vec<&str> = turns
+            .iter()
+            .map(|t| &self.whole.text[t.span.clone()])
+            .collect();
+        check_written(self.chat, trained, &learnt.join("\u{0}"))?;
+        let mut spans = Vec::new();
+        for turn in turns {
+            self.without_parts(turn, &mut spans)?;
+        }
+        Ok(spans)
+    }
+
+    /// One block is one answer where there are as many of them. Where there are not, the blocks
+    /// still say what was generated, as long as no answer is to be left out.
+    fn turns_of_blocks(
+        &self,
+        blocks: &[Range<usize>],
+        trained: &[usize],
+        loss: LossRule,
+    ) -> RowResult<Vec<Turn>> {
+        let answers: Vec<usize> = self.chat.assistant_turns().collect();
+        let one_to_one = answers.len() == blocks.len();
+        if one_to_one {
+            let turns = answers
+                .iter()
+                .zip(blocks)
+                .filter(|(i, _)| trained.contains(i));
+            return Ok(turns
+                .map(|(&message, span)| Turn {
+                    message,
+                    span: span.clone(),
+                })
+                .collect());
+        }
+        let last = *trained.last().unwrap_or(&0);
+        let whole = |span: &Range<usize>| Turn {
+            message: last,
+            span: span.clone(),
+        };
+        let flagged = trained
+            .iter()
+            .any(|&i| !self.chat.flags[i].parts.is_empty());
+        if trained == answers && !flagged {
+            return Ok(blocks.iter().map(whole).collect());
+        }
+        if let (LossRule::Completion, Some(first), false) = (loss, self.chat.completion, flagged) {
+            let from = self.prefix_length(Until::Before(first))?;
+            let clipped = blocks
+                .iter()
+                .map(|b| b.start.max(from)..b.end)
+                .filter(|b| !b.is_empty());
+            return Ok(clipped.map(|span| whole(&span)).collect());
+        }
+        Err(RowProblem::new(
+            Reason::TemplateRefusal,
+            format!(
+                "expected one generation block for each of {} answers, to train some of them, found {} blocks",
+                answers.len(),
+                blocks.len()
+            ),
+        ))
+    }
+
+    /// What lies between the render up to an answer and the render through it.
+    fn turn_by_prefix(&self, turn: usize) -> RowResult<Range<usize>> {
+        let start = self.prefix_length(Until::Before(turn))?;
+        self.check_header(turn, start)?;
+        let end = match self.prefix_length(Until::Through(turn)) {
+            Ok(end) => self.ended_at_control(start..end.max(start)).end,
+            Err(problem) => self.end_by_place(turn).ok_or(problem)?,
+        };
+        if start >= end {
+            return Err(RowProblem::new(
+                Reason::TemplateRefusal,
+                format!(
+                    "message {turn}: expected the chat template to render it, found nothing of it"
+                ),
+            ));
+        }
+        Ok(start..end)
+    }
+
+    /// Where a template treats the last answer in another way, the render through an earlier one
+    /// is no beginning of the whole. The place where its content ends, and the added token right
+    /// behind it, still are its end.
+    fn end_by_place(&self, turn: usize) -> Option<usize> {
+        let message = &self.chat.messages[turn];
+        let content = message["content"].as_str()?.trim_end();
+        if content.is_empty() || message["tool_calls"].is_array() {
+            return None;
+        }
+        let places = self
+            .template
+            .places(self.chat, turn, &[content.len()], &self.whole);
+        let place = *places.ok()?.first()?;
+        let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets);
+        let mut behind = tokens.filter(|(_, (start, _))| *start >= place);
+        let (_, &(start, end)) = behind.find(|(id, _)| self.tokenizer.is_added(**id))?;
+        is_blank(self.whole.text.get(place..start)).then_some(end)
+    }
+
+    /// A template that prints no header when asked for the answer's would have it trained.
+    fn check_header(&self, turn: usize, start: usize) -> RowResult<()> {
+        if turn == 0 {
+            return Ok(());
+        }
+        let without = self
+            .template
+            .render(&self.values, Until::Through(turn - 1))?
+            .text;
+        if without.len() != start {
+            return Ok(());
+        }
+        let first = self
+            .chat
+            .texts()
+            .find(|(i, _)| *i == turn)
+            .map_or("", |(_, text)| text);
+        if self.whole.text[start..]
+            .trim_start()
+            .starts_with(first.trim())
+        {
+            return Ok(());
+        }
+        Err(RowProblem::new(
+            Reason::TemplateRefusal,
+            format!(
+                "message {turn}: expected a chat template that prints the answer's header for add_generation_prompt, \
+                 found none, so the header would be trained; give one with generation blocks with --mask-template"
+            ),
+        ))
+    }
+
+    /// Bytes of the partial render, which must be the beginning of the whole one.
+    fn prefix_length(&self, until: Until) -> RowResult<usize> {
+        let part = self.template.render(&self.values, until)?.text;
+        if self.whole.text.starts_with(&part) {
+            return Ok(part.len());
+        }
+        let place = match until {
+            Until::Before(i) => format!("before message {i}"),
+            Until::Through(i) => format!("through message {i}"),
+            Until::End => "as a whole".to_owned(),
+        };
+        Err(RowProblem::new(
+            Reason::TemplateRefusal,
+            format!(
+                "expected the chat rendered {place} to be the beginning of the whole chat, found another text: \
+                 this template needs generation blocks to say what the assistant wrote; \
+                 give a copy that has them with --mask-template, or train the last answer alone with --loss last-assistant"
+            ),
+        ))
+    }
+
+    /// Ends a span behind the last added token of its turn where only whitespace follows: the
+    /// student learns the end-of-turn token, not the line break the template puts behind it.
+    fn ended_at_control(&self, span: Range<usize>) -> Range<usize> {
+        let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets).rev();
+        let mut inside =
+            tokens.filter(|(_, (start, end))| span.start <= *start && *end <= span.end);
+        match inside.find(|(id, _)| self.tokenizer.is_added(**id)) {
+            Some((_, &(_, end))) if is_blank(self.whole.text.get(end..span.end)) => span.start..end,
+            _ => span,
+        }
+    }
+
+    /// The turn's span without the parts of its content that are not trained. An untrained last
+    /// part takes the end of the turn with it.
+    fn without_parts(&self, turn: Turn, spans: &mut Vec<Range<usize>>) -> RowResult<()> {
+        let parts = &self.chat.flags[turn.message].parts;
+        if parts.iter().all(|p| p.trained) {
+            spans.push(turn.span);
+            return Ok(());
+        }
+        let content = self.chat.messages[turn.message]["content"]
+            .as_str()
+            .unwrap_or_default();
+        let untrained = parts.iter().filter(|p| !p.trained && !p.span.is_empty());
+        let untrained: Vec<Range<usize>> = untrained.map(|p| p.span.clone()).collect();
+        // Edges of the content need no mark: what stands outside it goes with its neighbour.
+        let inner = |at: &usize| *at > 0 && *at < content.len();
+        let mut at: Vec<usize> = untrained
+            .iter()
+            .flat_map(|s| [s.start, s.end])
+            .filter(inner)
+            .collect();
+        at.dedup();
+        let places = self
+            .template
+            .places(self.chat, turn.message, &at, &self.whole)?;
+        let place = |edge: usize, outer: usize| {
+            at.iter()
+                .position(|&a| a == edge)
+                .map_or(outer, |i| places[i])
+        };
+        let mut from = turn.span.start;
+        for part in untrained {
+            let start = place(part.start, turn.span.start);
+            if from < start {
+                spans.push(from..start);
+            }
+            from = place(part.end, turn.span.end);
+        }
+        if from < turn.span.end {
+            spans.push(from..turn.span.end);
+        }
+        Ok(())
+    }
+}
+
+fn is_blank(text: Option<&str>) -> bool {
+    text.is_some_and(|t| t.trim().is_empty())
+}

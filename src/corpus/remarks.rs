@@ -1,0 +1,159 @@
+//! What is noticed about a row on its way into the corpus.
+
+use super::encode::TokenisedRow;
+use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
+use super::rows::Chat;
+use super::spans::SpanMask;
+use super::tokenizer::{Encoded, TextTokenizer};
+
+/// Shortest answer, in characters, whose end says anything about its having been cut.
+const CUT_CHARS_MIN: usize = 200;
+
+/// # Errors
+/// Two BOS tokens at the start.
+pub fn check_bos(tokenizer: &TextTokenizer, row: &mut TokenisedRow) -> RowResult<()> {
+    let Some(bos) = tokenizer.bos() else {
+        return Ok(());
+    };
+    match row.tokens[..] {
+        [first, second, ..] if first == bos && second == bos => Err(RowProblem::new(
+            Reason::DoubleBos,
+            format!(
+                "expected one BOS token (id {bos}) at the start, found two: \
+                 one comes from the text or template, one from the tokenizer"
+            ),
+        )),
+        [first, ..] if first == bos => Ok(()),
+        _ => {
+            row.findings.push(Finding {
+                lint: Lint::MissingBos,
+                count: 1,
+                example: format!("starts with id {:?}", row.tokens.first()),
+            });
+            Ok(())
+        }
+    }
+}
+
+pub fn note_end(tokenizer: &TextTokenizer, row: &mut TokenisedRow) {
+    let Some(last) = row.loss_mask.iter().rposition(|&flag| flag == 1) else {
+        return;
+    };
+    let id = row.tokens[last];
+    if tokenizer.stops().is_empty() || tokenizer.stops().contains(&id) {
+        return;
+    }
+    let text = tokenizer.token(id).unwrap_or_default();
+    row.findings.push(Finding {
+        lint: Lint::EndNotTrained,
+        count: 1,
+        example: format!(
+            "ends with {} (id {id}), stops at {:?}",
+            quoted(&text),
+            tokenizer.stops()
+        ),
+    });
+}
+
+pub fn note_straddlers(
+    encoded: &Encoded,
+    masked: &SpanMask,
+    text: &str,
+    findings: &mut Vec<Finding>,
+) {
+    let Some(&first) = masked.straddlers.first() else {
+        return;
+    };
+    let (start, end) = encoded.offsets[first];
+    findings.push(Finding {
+        lint: Lint::Straddler,
+        count: masked.straddlers.len() as u64,
+        example: format!(
+            "token {first} stands for {}",
+            quoted(text.get(start..end).unwrap_or_default())
+        ),
+    });
+}
+
+/// Texts the student sees but does not learn that the template leaves out.
+pub fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
+    let mut from = 0;
+    for (i, text) in chat.texts() {
+        let text = text.trim();
+        let here = rendered[from..].find(text).map(|at| from + at);
+        match here.or_else(|| rendered.find(text)) {
+            // Tool results may be printed in another form.
+            None if chat.messages[i]["role"] != "tool" => {
+                findings.push(Finding {
+                    lint: Lint::DroppedByTemplate,
+                    count: 1,
+                    example: format!("message {i}: {}", quoted(text)),
+                });
+                return;
+            }
+            None => {}
+            Some(at) => from = at,
+        }
+    }
+}
+
+/// Trained answers that are empty or look cut.
+pub fn note_answers(chat: &Chat, trained: &[usize], findings: &mut Vec<Finding>) {
+    let text = |i: usize| {
+        chat.messages[i]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .trim()
+    };
+    let mut note = |lint, turns: Vec<usize>, example: &dyn Fn(usize) -> String| {
+        if let Some(&first) = turns.first() {
+            findings.push(Finding {
+                lint,
+                count: turns.len() as u64,
+                example: example(first),
+            });
+        }
+    };
+    let calls = |i: usize| chat.messages[i]["tool_calls"].is_array();
+    let empty = trained.iter().filter(|&&i| text(i).is_empty() && !calls(i));
+    note(Lint::EmptyAnswer, empty.copied().collect(), &|i| {
+        format!("message {i}")
+    });
+    let cut = trained.iter().filter(|&&i| looks_cut(text(i)));
+    note(Lint::LooksTruncated, cut.copied().collect(), &|i| {
+        let end: Vec<char> = text(i).chars().rev().take(30).collect();
+        format!(
+            "message {i} ends {}",
+            quoted(&end.iter().rev().collect::<String>())
+        )
+    });
+}
+
+/// A long answer that ends in a comma, an open bracket, inside a code block, or on a letter
+/// although it holds whole sentences.
+fn looks_cut(text: &str) -> bool {
+    if text.chars().count() < CUT_CHARS_MIN {
+        return false;
+    }
+    let open_block = text.matches("```").count() % 2 == 1;
+    let last = text.chars().next_back().unwrap_or('.');
+    let last_line = text.lines().next_back().unwrap_or_default();
+    let in_sentence = last.is_ascii_lowercase() && last_line.contains(". ");
+    open_block || matches!(last, ',' | '(' | '[' | '{' | '-' | ';') || in_sentence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cut_answers_are_told_from_short_and_finished_ones() {
+        let long = "All is well here. ".repeat(20);
+        assert!(!looks_cut(&long));
+        assert!(looks_cut(&(long.clone() + "and th")));
+        assert!(looks_cut(&(long.clone() + "one, two,")));
+        assert!(looks_cut(&(long.clone() + "```\nlet x = 1;")));
+        assert!(!looks_cut(&(long + "\n- a list")));
+        assert!(!looks_cut("a, b,"));
+    }
+}

@@ -1,0 +1,234 @@
+//! Rows of Parquet and Arrow files: batches of columns, turned into JSON row by row.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
+    UInt16Type, UInt32Type, UInt64Type,
+};
+use arrow_array::{Array, RecordBatch};
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_schema::{ArrowError, DataType, Field};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::{Map, Number, Value};
+
+use super::files::Kind;
+use crate::corpus::guard::guarded;
+use crate::corpus::json::parse_strict;
+use crate::corpus::problem::{RowProblem, RowResult};
+use crate::corpus::rules::NullFields;
+
+/// Rows decoded at a time. Text columns of long chats stay within some megabytes.
+const BATCH_ROWS: usize = 256;
+/// Deepest nesting of columns.
+const DEPTH_MAX: usize = 64;
+/// Columns and fields below which a null may be the writer's padding or the user's own.
+const FREE_FORM: [&str; 4] = ["tools", "arguments", "parameters", "input"];
+
+/// An open file of columns.
+pub struct ColumnFile {
+    batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
+    /// Rows of the batches so far.
+    pub rows: u64,
+}
+
+impl std::fmt::Debug for ColumnFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "ColumnFile at row {}", self.rows)
+    }
+}
+
+impl ColumnFile {
+    pub fn open(path: &Path, kind: Kind) -> Result<ColumnFile> {
+        let file = File::open(path).with_context(|| format!("{}: can't open", path.display()))?;
+        let batches = guarded(|| batches(file, kind)).map_err(|e| anyhow!("{e}"));
+        let batches = batches
+            .and_then(|b| b)
+            .with_context(|| format!("{}: expected a whole {}", path.display(), name(kind)))?;
+        Ok(ColumnFile { batches, rows: 0 })
+    }
+
+    /// The next batch that holds rows; `None` at the end.
+    ///
+    /// # Errors
+    /// A torn or damaged file.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
+        loop {
+            let next = guarded(|| self.batches.next()).map_err(|e| anyhow!("{e}"))?;
+            let Some(batch) = next.transpose().context("expected whole data")? else {
+                return Ok(None);
+            };
+            if batch.num_rows() > 0 {
+                self.rows += batch.num_rows() as u64;
+                return Ok(Some(batch));
+            }
+        }
+    }
+}
+
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Parquet => "Parquet file",
+        Kind::ArrowStream => "Arrow stream",
+        _ => "Arrow file",
+    }
+}
+
+type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>;
+
+fn batches(file: File, kind: Kind) -> Result<Batches> {
+    Ok(match kind {
+        Kind::Parquet => {
+            let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+            Box::new(builder.with_batch_size(BATCH_ROWS).build()?)
+        }
+        Kind::ArrowStream => {
+            let reader = StreamReader::try_new(BufReader::with_capacity(1 << 18, file), None)?;
+            Box::new(reader.flat_map(sliced))
+        }
+        _ => {
+            let reader = FileReader::try_new(BufReader::with_capacity(1 << 18, file), None)?;
+            Box::new(reader.flat_map(sliced))
+        }
+    })
+}
+
+/// A stored batch in pieces of a size that is ours.
+fn sliced(batch: Result<RecordBatch, ArrowError>) -> Vec<Result<RecordBatch, ArrowError>> {
+    match batch {
+        Err(error) => vec![Err(error)],
+        Ok(batch) => {
+            let starts = (0..batch.num_rows()).step_by(BATCH_ROWS);
+            let piece =
+                |start: usize| Ok(batch.slice(start, BATCH_ROWS.min(batch.num_rows() - start)));
+            starts.map(piece).collect()
+        }
+    }
+}
+
+/// One row as an object. A null column is absent.
+///
+/// # Errors
+/// A null that may be padding, JSON text that is none, values out of range.
+pub fn row(batch: &RecordBatch, index: usize, nulls: NullFields) -> RowResult<Map<String, Value>> {
+    let mut object = Map::new();
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        let converter = Converter {
+            nulls,
+            free: FREE_FORM.contains(&field.name().as_str()),
+        };
+        let value = converter
+            .value(column, field, index, 0)
+            .map_err(|p| p.at(field.name()))?;
+        if !value.is_null() {
+            object.insert(field.name().clone(), value);
+        }
+    }
+    Ok(object)
+}
+
+#[derive(Clone, Copy)]
+struct Converter {
+    nulls: NullFields,
+    /// Inside data of the user's own shape, where a null may mean something.
+    free: bool,
+}
+
+impl Converter {
+    fn value(self, array: &dyn Array, field: &Field, at: usize, depth: usize) -> RowResult<Value> {
+        if array.is_null(at) || depth > DEPTH_MAX {
+            return Ok(Value::Null);
+        }
+        let is_json = field
+            .metadata()
+            .get("ARROW:extension:name")
+            .is_some_and(|n| n == "arrow.json");
+        let signed = |n: i64| Ok(Value::from(n));
+        let unsigned = |n: u64| Ok(Value::from(n));
+        match array.data_type() {
+            DataType::Null => Ok(Value::Null),
+            DataType::Boolean => Ok(array.as_boolean().value(at).into()),
+            DataType::Int8 => signed(array.as_primitive::<Int8Type>().value(at).into()),
+            DataType::Int16 => signed(array.as_primitive::<Int16Type>().value(at).into()),
+            DataType::Int32 => signed(array.as_primitive::<Int32Type>().value(at).into()),
+            DataType::Int64 => signed(array.as_primitive::<Int64Type>().value(at)),
+            DataType::UInt8 => unsigned(array.as_primitive::<UInt8Type>().value(at).into()),
+            DataType::UInt16 => unsigned(array.as_primitive::<UInt16Type>().value(at).into()),
+            DataType::UInt32 => unsigned(array.as_primitive::<UInt32Type>().value(at).into()),
+            DataType::UInt64 => unsigned(array.as_primitive::<UInt64Type>().value(at)),
+            DataType::Float16 => float(array.as_primitive::<Float16Type>().value(at).to_f64()),
+            DataType::Float32 => float(array.as_primitive::<Float32Type>().value(at).into()),
+            DataType::Float64 => float(array.as_primitive::<Float64Type>().value(at)),
+            DataType::Utf8 => text(array.as_string::<i32>().value(at), is_json),
+            DataType::LargeUtf8 => text(array.as_string::<i64>().value(at), is_json),
+            DataType::Utf8View => text(array.as_string_view().value(at), is_json),
+            DataType::List(item) => self.list(&array.as_list::<i32>().value(at), item, depth),
+            DataType::LargeList(item) => self.list(&array.as_list::<i64>().value(at), item, depth),
+            DataType::FixedSizeList(item, _) => {
+                self.list(&array.as_fixed_size_list().value(at), item, depth)
+            }
+            DataType::Struct(_) => self.object(array, at, depth),
+            DataType::Dictionary(_, _) => {
+                let dictionary = array.as_any_dictionary();
+                let key = dictionary.normalized_keys()[at];
+                self.value(dictionary.values(), field, key, depth + 1)
+            }
+            // Such a column is only in the way of formats that read it, and they want no object.
+            other => Ok(serde_json::json!({"a column of type": other.to_string()})),
+        }
+    }
+
+    fn list(self, items: &dyn Array, field: &Field, depth: usize) -> RowResult<Value> {
+        let item = |i: usize| self.value(items, field, i, depth + 1);
+        (0..items.len())
+            .map(item)
+            .collect::<RowResult<Vec<_>>>()
+            .map(Value::Array)
+    }
+
+    /// A struct has every field in every row, so a null may stand for a key that was not there.
+    fn object(self, array: &dyn Array, at: usize, depth: usize) -> RowResult<Value> {
+        let array = array.as_struct();
+        let mut object = Map::new();
+        for (field, column) in array.fields().iter().zip(array.columns()) {
+            let inner = Converter {
+                free: self.free || FREE_FORM.contains(&field.name().as_str()),
+                ..self
+            };
+            let value = inner.value(column, field, at, depth + 1)?;
+            match (value.is_null(), self.free, self.nulls) {
+                (false, _, _) | (_, true, NullFields::Keep) => {
+                    object.insert(field.name().clone(), value);
+                }
+                (true, false, _) | (_, true, NullFields::Drop) => {}
+                (true, true, NullFields::Error) => {
+                    return Err(RowProblem::unusable(format!(
+                        "expected no nulls in arguments and schemas, found one under {}: the file can't say whether the key was there; \
+                         --null-fields drop or keep decides it for all rows",
+                        field.name()
+                    )));
+                }
+            }
+        }
+        Ok(object.into())
+    }
+}
+
+fn float(value: f64) -> RowResult<Value> {
+    Number::from_f64(value)
+        .map(Value::Number)
+        .ok_or_else(|| RowProblem::unusable(format!("expected a finite number, found {value}")))
+}
+
+fn text(text: &str, is_json: bool) -> RowResult<Value> {
+    if !is_json {
+        return Ok(text.into());
+    }
+    parse_strict(text).map_err(|e| {
+        RowProblem::unusable(format!("expected JSON text in a column of JSON, found {e}"))
+    })
+}

@@ -1,0 +1,216 @@
+//! The template engine, made to answer as Jinja under transformers does.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
+
+use super::date::TemplateDate;
+use super::{methods, print, python};
+
+/// Steps a template may take for one chat; a runaway loop ends here instead of never.
+pub const FUEL: u64 = 20_000_000;
+/// The filter that `for` loops get their values through, see `rewrite`.
+pub const LOOPED: &str = "kdscore_looped";
+
+/// An environment without templates. Dates print only when one is given.
+pub fn environment(date: Option<TemplateDate>) -> Environment<'static> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build();
+    env.set_syntax(syntax.expect("the default delimiters are valid"));
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_formatter(print::print);
+    env.set_fuel(Some(FUEL));
+    env.set_unknown_method_callback(methods::call);
+    env.add_test("iterable", python::is_iterable);
+    env.add_test("sequence", python::is_sequence);
+    env.add_function("raise_exception", raise_exception);
+    env.add_function("strftime_now", move |format: &str| match &date {
+        Some(date) => date.format(format).map_err(fail),
+        // A corpus that depends on the day it was made can't be made again.
+        None => Err(fail(
+            "the template prints today's date; fix it with --template-date YYYY-MM-DD",
+        )),
+    });
+    add_filters(&mut env);
+    env
+}
+
+fn add_filters(env: &mut Environment<'static>) {
+    env.add_filter(LOOPED, looped);
+    env.add_filter("tojson", python::tojson);
+    env.add_filter("string", |value: &Value| print::text(value));
+    env.add_filter("trim", trim);
+    env.add_filter("upper", |value: &Value| {
+        print::text(value).map(|s| s.to_uppercase())
+    });
+    env.add_filter("lower", |value: &Value| {
+        print::text(value).map(|s| s.to_lowercase())
+    });
+    env.add_filter("capitalize", |value: &Value| {
+        methods::capitalize(&print::text(value)?)
+    });
+    env.add_filter("title", title);
+    env.add_filter("join", join);
+    env.add_filter("list", |value: &Value| {
+        Ok::<_, Error>(looped(value)?.try_iter()?.collect::<Value>())
+    });
+    env.add_filter("first", |value: &Value| {
+        Ok::<_, Error>(
+            looped(value)?
+                .try_iter()?
+                .next()
+                .unwrap_or(Value::UNDEFINED),
+        )
+    });
+    env.add_filter("last", |value: &Value| filters::last(looped(value)?));
+    env.add_filter("sort", |state: &State, value: &Value, kwargs: Kwargs| {
+        filters::sort(state, looped(value)?, kwargs)
+    });
+    env.add_filter("unique", |state: &State, value: &Value, kwargs: Kwargs| {
+        filters::unique(state, looped(value)?, kwargs)
+    });
+    env.add_filter(
+        "sum",
+        |state: &mut State, value: &Value, args: Rest<Value>| {
+            looped(value)?;
+            let _ = (&state, &args);
+            Err::<Value, _>(fail("the filter sum is not known here"))
+        },
+    );
+    env.add_filter("int", int);
+    for name in ["length", "count"] {
+        env.add_filter(name, length);
+    }
+    for name in [
+        "e",
+        "escape",
+        "forceescape",
+        "urlencode",
+        "wordwrap",
+        "pprint",
+        "filesizeformat",
+        "sum",
+    ] {
+        env.add_filter(
+            name,
+            move |_: &Value, _: Rest<Value>| -> Result<Value, Error> {
+                Err(fail(format!("the filter {name} is not known here")))
+            },
+        );
+    }
+}
+
+pub fn fail(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+fn raise_exception(message: &Value) -> Result<Value, Error> {
+    Err(fail(print::text(message)?))
+}
+
+/// What Python iterates over: a string by characters, and never None or a number.
+fn looped(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::String => Ok(value
+            .as_str()
+            .unwrap_or_default()
+            .chars()
+            .map(|c| Value::from(c.to_string()))
+            .collect()),
+        ValueKind::None | ValueKind::Bool | ValueKind::Number => Err(fail(format!(
+            "expected something to loop over, found {}",
+            print::text(value)?
+        ))),
+        _ => Ok(value.clone()),
+    }
+}
+
+fn trim(value: &Value, chars: Option<Value>) -> Result<String, Error> {
+    let text = print::text(value)?;
+    let set: Option<Vec<char>> = match chars.filter(|c| !c.is_none()) {
+        None => None,
+        Some(chars) => Some(
+            chars
+                .as_str()
+                .ok_or_else(|| fail("trim: expected a string"))?
+                .chars()
+                .collect(),
+        ),
+    };
+    let goes = |c: char| {
+        set.as_ref()
+            .map_or(methods::is_space(c), |set| set.contains(&c))
+    };
+    Ok(text.trim_matches(goes).to_owned())
+}
+
+/// Jinja's filter goes by words between spaces, hyphens and brackets, unlike Python's method.
+fn title(value: &Value) -> Result<String, Error> {
+    let text = print::text(value)?;
+    let between = |c: char| methods::is_space(c) || "-({[<".contains(c);
+    let mut out = String::with_capacity(text.len());
+    for word in text.split_inclusive(between) {
+        out.push_str(&methods::capitalize(word)?);
+    }
+    Ok(out)
+}
+
+fn join(value: &Value, separator: Option<&Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let named: Option<Value> = kwargs.get("d")?;
+    let attribute: Option<String> = kwargs.get("attribute")?;
+    kwargs.assert_all_used()?;
+    let separator = match separator.or(named.as_ref()) {
+        Some(separator) => print::text(separator)?,
+        None => String::new(),
+    };
+    let mut out = String::new();
+    for (i, item) in looped(value)?.try_iter()?.enumerate() {
+        if i > 0 {
+            out.push_str(&separator);
+        }
+        let item = match &attribute {
+            Some(name) => item.get_attr(name)?,
+            None => item,
+        };
+        out.push_str(&print::text(&item)?);
+    }
+    Ok(out)
+}
+
+fn length(value: &Value) -> Result<usize, Error> {
+    match value.kind() {
+        ValueKind::Undefined => Ok(0),
+        ValueKind::Iterable => value
+            .len()
+            .ok_or_else(|| fail("expected a length, found none")),
+        _ => filters::length(value),
+    }
+}
+
+/// Python's `int()` with Jinja's default of 0 for what is no number.
+fn int(value: &Value, default: Option<Value>) -> Result<Value, Error> {
+    let default = default.unwrap_or(Value::from(0));
+    match value.kind() {
+        ValueKind::Number if value.is_integer() => Ok(value.clone()),
+        ValueKind::Bool => Ok(Value::from(i64::from(value.is_true()))),
+        ValueKind::Number => match f64::try_from(value.clone()) {
+            Ok(float) if float.abs() < 9e15 => Ok(Value::from(float.trunc() as i64)),
+            _ => Err(fail("int: expected a number below 9e15")),
+        },
+        ValueKind::String => {
+            let text = value
+                .as_str()
+                .unwrap_or_default()
+                .trim_matches(methods::is_space);
+            if text.contains(['_', 'e', 'E', '.', 'n']) || !text.is_ascii() {
+                return Err(fail(format!("int: expected plain digits, found {text:?}")));
+            }
+            Ok(text.parse::<i64>().map_or(default, Value::from))
+        }
+        _ => Ok(default),
+    }
+}
