@@ -12,7 +12,7 @@ use super::{Interrupt, Outcome, Status};
 use crate::canonical::{Seal, unseal};
 use crate::config::PrepareSettings;
 use crate::corpus::{
-    self, ChatTemplate, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary,
+    self, ChatTemplate, CorpusMaker, CorpusPlan, Lengths, Lint, Probes, SourceFile, Step, Summary,
     TextTokenizer,
 };
 use crate::progress::{Progress, note};
@@ -323,7 +323,7 @@ fn finished(
         ("rows", summary.rows.into()),
         (
             "lengths",
-            json!({"min": lengths.min, "median": lengths.median, "max": lengths.max}),
+            json!({"min": lengths.min, "median": lengths.median, "p90": lengths.p90, "p99": lengths.p99, "max": lengths.max}),
         ),
         ("first_examples", examples.into()),
     ] {
@@ -346,8 +346,6 @@ fn table(
     let word = |key: &str| facts[key].as_str().unwrap_or("none").to_owned();
     let left_out: u64 = summary.left_out.values().map(|c| c.count).sum();
     let share = 100.0 * summary.rows as f64 / summary.tokens.max(1) as f64;
-    let lengths = summary.lengths;
-    let [min, median, max] = [lengths.min, lengths.median, lengths.max].map(|l| count(l as u64));
     let mut lines = vec![
         (
             "format, loss",
@@ -377,7 +375,7 @@ fn table(
             "rows to score",
             format!("{} ({share:.1} % of the tokens)", count(summary.rows)),
         ),
-        ("length", format!("{min} min, {median} median, {max} max")),
+        ("length", length_line(&summary.lengths)),
         (
             "vocabulary",
             count(facts["vocab_size"].as_u64().unwrap_or_default()),
@@ -396,6 +394,18 @@ fn table(
         ));
     }
     format!("prepared {}\n\n{}", out.display(), text::facts(&lines))
+}
+
+fn length_line(lengths: &Lengths) -> String {
+    let figures = [
+        lengths.min,
+        lengths.median,
+        lengths.p90,
+        lengths.p99,
+        lengths.max,
+    ];
+    let [min, median, p90, p99, max] = figures.map(|l| count(l as u64));
+    format!("{min} min, {median} median, {p90} p90, {p99} p99, {max} max")
 }
 
 fn bos_state(summary: &Summary, bos: Option<&str>) -> String {

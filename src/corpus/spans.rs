@@ -24,7 +24,11 @@ pub fn span_mask(
     spans: &[Range<usize>],
     straddle: Straddle,
 ) -> SpanMask {
-    let spans = joined(spans);
+    let spans = match straddle {
+        Straddle::Exclude => joined(spans),
+        // transformers 5 lets even an empty span train the token around it.
+        Straddle::Include => spans.to_vec(),
+    };
     let mut loss_mask = vec![0; offsets.len()];
     let mut straddlers = Vec::new();
     for (t, &(start, end)) in offsets.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! What became of the source rows: counts and first examples, in bounded memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use anyhow::{Result, ensure};
 
@@ -37,6 +38,9 @@ pub struct Lengths {
     pub min: usize,
     /// The lower one of the two in the middle.
     pub median: usize,
+    /// Nine in ten are at most this long.
+    pub p90: usize,
+    pub p99: usize,
     pub max: usize,
 }
 
@@ -46,7 +50,12 @@ pub struct Tally {
     summary: Summary,
     /// Sequences by length: bounded by the longest sequence, not by the corpus.
     lengths: BTreeMap<usize, u64>,
+    /// Hashes of sequences and masks, as many as [`SEEN_MAX`].
+    seen: HashSet<u64>,
 }
+
+/// Sequences that later ones are compared with: 64 MiB of hashes at most.
+const SEEN_MAX: usize = 1 << 22;
 
 impl Tally {
     /// The number of the next source row.
@@ -69,11 +78,26 @@ impl Tally {
         self.summary.tokens += row.tokens.len() as u64;
         self.summary.rows += sequence.rows().count() as u64;
         *self.lengths.entry(row.tokens.len()).or_default() += 1;
+        if self.repeats(row) {
+            let counted = self.summary.lints.entry(Lint::Duplicate).or_default();
+            counted.add(1, &place);
+        }
         for finding in &row.findings {
             let counted = self.summary.lints.entry(finding.lint).or_default();
             counted.add(finding.count, || {
                 format!("{}: {}", place(), finding.example)
             });
+        }
+    }
+
+    /// Whether an earlier sequence had the same tokens and mask.
+    fn repeats(&mut self, row: &TokenisedRow) -> bool {
+        let mut hash = DefaultHasher::new();
+        (&row.tokens, &row.loss_mask).hash(&mut hash);
+        let hash = hash.finish();
+        match self.seen.len() < SEEN_MAX {
+            true => !self.seen.insert(hash),
+            false => self.seen.contains(&hash),
         }
     }
 
@@ -97,6 +121,8 @@ impl Tally {
         self.summary.lengths = Lengths {
             min: self.length_at(0),
             median: self.length_at((self.summary.sequences - 1) / 2),
+            p90: self.length_at((self.summary.sequences - 1) * 9 / 10),
+            p99: self.length_at((self.summary.sequences - 1) * 99 / 100),
             max: self.length_at(self.summary.sequences - 1),
         };
         self.summary.sources = sources;
@@ -148,6 +174,8 @@ mod tests {
             Lengths {
                 min: 2,
                 median: 4,
+                p90: 5,
+                p99: 5,
                 max: 9
             }
         );

@@ -3,4 +3,7 @@
 mod bench;
 mod broken;
 mod corpus;
+mod families;
+mod files;
+mod nasty;
 mod rows;

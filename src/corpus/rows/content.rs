@@ -76,36 +76,8 @@ fn take_part(
             part.remove("signature");
             content.reasoning.get_or_insert_default().push_str(&text);
         }
-        "tool_use" => {
-            let (id, called) = (part.remove("id"), part.remove("name").unwrap_or_default());
-            let called = string(place, "name", called)?;
-            let input = part.remove("input").unwrap_or_else(|| json!({}));
-            let mut call = Map::new();
-            call.insert("type".into(), "function".into());
-            if let Some(id) = id {
-                call.insert("id".into(), id);
-            }
-            call.insert(
-                "function".into(),
-                json!({"name": called, "arguments": input}),
-            );
-            content.calls.push(call.into());
-        }
-        "tool_result" => {
-            let id = part.remove("tool_use_id");
-            part.remove("is_error");
-            let text = match part.remove("content").unwrap_or_default() {
-                Value::Array(parts) => take_parts(place, parts)?.text,
-                other => string(place, "content", other)?,
-            };
-            let mut message = Map::new();
-            message.insert("role".into(), "tool".into());
-            message.insert("content".into(), text.into());
-            if let Some(id) = id {
-                message.insert("tool_call_id".into(), id);
-            }
-            content.results.push(message.into());
-        }
+        "tool_use" => content.calls.push(tool_use(place, &mut part)?),
+        "tool_result" => content.results.push(tool_result(place, &mut part)?),
         other => {
             return Err(RowProblem::unusable(format!(
                 "{place}.type: expected text, thinking, tool_use or tool_result, found {}; kdscore scores text only",
@@ -120,6 +92,39 @@ fn take_part(
             quoted(key)
         ))),
     }
+}
+
+fn tool_use(place: &str, part: &mut Map<String, Value>) -> RowResult<Value> {
+    let (id, called) = (part.remove("id"), part.remove("name").unwrap_or_default());
+    let called = string(place, "name", called)?;
+    let input = part.remove("input").unwrap_or_else(|| json!({}));
+    let mut call = Map::new();
+    call.insert("type".into(), "function".into());
+    if let Some(id) = id {
+        call.insert("id".into(), id);
+    }
+    call.insert(
+        "function".into(),
+        json!({"name": called, "arguments": input}),
+    );
+    Ok(call.into())
+}
+
+/// A message of role tool.
+fn tool_result(place: &str, part: &mut Map<String, Value>) -> RowResult<Value> {
+    let id = part.remove("tool_use_id");
+    part.remove("is_error");
+    let text = match part.remove("content").unwrap_or_default() {
+        Value::Array(parts) => take_parts(place, parts)?.text,
+        other => string(place, "content", other)?,
+    };
+    let mut message = Map::new();
+    message.insert("role".into(), "tool".into());
+    message.insert("content".into(), text.into());
+    if let Some(id) = id {
+        message.insert("tool_call_id".into(), id);
+    }
+    Ok(message.into())
 }
 
 fn string(place: &str, key: &str, value: Value) -> RowResult<String> {

@@ -5,6 +5,7 @@ use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
 
 use super::date::TemplateDate;
+use super::range::Range;
 use super::{methods, print, python};
 
 /// Steps a template may take for one chat; a runaway loop ends here instead of never.
@@ -27,7 +28,10 @@ pub fn environment(date: Option<TemplateDate>) -> Environment<'static> {
     env.set_unknown_method_callback(methods::call);
     env.add_test("iterable", python::is_iterable);
     env.add_test("sequence", python::is_sequence);
+    env.add_test("lower", python::is_lower);
+    env.add_test("upper", python::is_upper);
     env.add_function("raise_exception", raise_exception);
+    env.add_function("range", Range::make);
     env.add_function("strftime_now", move |format: &str| match &date {
         Some(date) => date.format(format).map_err(fail),
         // A corpus that depends on the day it was made can't be made again.
@@ -67,9 +71,7 @@ fn add_filters(env: &mut Environment<'static>) {
         )
     });
     env.add_filter("last", |value: &Value| filters::last(looped(value)?));
-    env.add_filter("sort", |state: &State, value: &Value, kwargs: Kwargs| {
-        filters::sort(state, looped(value)?, kwargs)
-    });
+    env.add_filter("sort", sort);
     env.add_filter("unique", |state: &State, value: &Value, kwargs: Kwargs| {
         filters::unique(state, looped(value)?, kwargs)
     });
@@ -82,18 +84,32 @@ fn add_filters(env: &mut Environment<'static>) {
         },
     );
     env.add_filter("int", int);
+    env.add_filter("float", float);
+    env.add_filter("indent", indent);
     for name in ["length", "count"] {
         env.add_filter(name, length);
     }
+    refuse_filters(env);
+}
+
+fn refuse_filters(env: &mut Environment<'static>) {
+    // Filters of the engine that answer otherwise than Jinja's, and that no chat template needs.
     for name in [
+        "attr",
+        "batch",
         "e",
         "escape",
+        "filesizeformat",
         "forceescape",
+        "format",
+        "groupby",
+        "max",
+        "min",
+        "pprint",
+        "slice",
+        "sum",
         "urlencode",
         "wordwrap",
-        "pprint",
-        "filesizeformat",
-        "sum",
     ] {
         env.add_filter(
             name,
@@ -191,6 +207,73 @@ fn length(value: &Value) -> Result<usize, Error> {
     }
 }
 
+/// Values of one kind only: Python orders no others.
+fn sort(state: &State, value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let list = looped(value)?;
+    if !kwargs.has("attribute") {
+        let mut kinds: Vec<ValueKind> = list.try_iter()?.map(|item| item.kind()).collect();
+        kinds.dedup();
+        if !matches!(kinds[..], [] | [ValueKind::String] | [ValueKind::Number]) {
+            return Err(fail("sort: expected strings alone or numbers alone"));
+        }
+    }
+    filters::sort(state, list, kwargs)
+}
+
+fn float(value: &Value) -> Result<f64, Error> {
+    match (value.kind(), value.as_str()) {
+        (ValueKind::Number, _) => f64::try_from(value.clone()),
+        (_, Some(text)) => {
+            let text = text.trim_matches(methods::is_space);
+            let plain = |c: char| c.is_ascii_digit() || "+-.".contains(c);
+            match text.parse() {
+                Ok(float) if text.chars().all(plain) => Ok(float),
+                _ => Err(fail(format!(
+                    "float: expected plain digits, found {text:?}"
+                ))),
+            }
+        }
+        (other, _) => Err(fail(format!("float: expected a number, found {other}"))),
+    }
+}
+
+fn indent(
+    text: &str,
+    width: Option<&Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let width = width.cloned().or(kwargs.get("width")?);
+    let first = first.or(kwargs.get("first")?).unwrap_or(false);
+    let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let indent = match width {
+        None => "    ".to_owned(),
+        Some(width) => match (width.as_str(), width.as_usize()) {
+            (Some(text), _) => text.to_owned(),
+            (_, Some(width)) if width <= 1024 => " ".repeat(width),
+            _ => return Err(fail("indent: expected a width of at most 1024")),
+        },
+    };
+    let with_end = format!("{text}\n");
+    let mut out = String::new();
+    for (i, line) in methods::lines(&with_end, false).into_iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if if i == 0 {
+            first
+        } else {
+            blank || !line.is_empty()
+        } {
+            out.push_str(&indent);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
 /// Python's `int()` with Jinja's default of 0 for what is no number.
 fn int(value: &Value, default: Option<Value>) -> Result<Value, Error> {
     let default = default.unwrap_or(Value::from(0));
@@ -211,6 +294,7 @@ fn int(value: &Value, default: Option<Value>) -> Result<Value, Error> {
             }
             Ok(text.parse::<i64>().map_or(default, Value::from))
         }
+        ValueKind::Undefined => Err(fail("int: expected a number, found nothing")),
         _ => Ok(default),
     }
 }

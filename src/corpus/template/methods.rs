@@ -182,33 +182,7 @@ fn cut(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
 /// Methods that look for something in a string.
 fn search(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match name {
-        "find" | "rfind" | "index" | "rindex" | "count" => {
-            let given = Given::new(name, &["sub", "start", "end"], args)?;
-            let sub = given.needed(0)?;
-            let length = s.chars().count();
-            let (start, end) = (given.whole(1)?.unwrap_or(0), given.whole(2)?);
-            let (from, to) = (
-                place(start, length),
-                end.map_or(length, |e| place(e, length)),
-            );
-            if from > to || (name == "count" && from > length) {
-                return Ok(Some(Value::from(if name == "count" { 0 } else { -1 })));
-            }
-            let part = &s[byte_at(s, from)..byte_at(s, to)];
-            if name == "count" {
-                return Ok(Some(Value::from(part.matches(sub).count())));
-            }
-            let at = if name.starts_with('r') {
-                part.rfind(sub)
-            } else {
-                part.find(sub)
-            };
-            match at {
-                Some(at) => Value::from(from + part[..at].chars().count()),
-                None if name.ends_with("find") => Value::from(-1),
-                None => return Err(fail("substring not found")),
-            }
-        }
+        "find" | "rfind" | "index" | "rindex" | "count" => find(s, name, args)?,
         "startswith" | "endswith" => {
             let given = Given::new(name, &["affix"], args)?;
             let tests = match &given.values[0] {
@@ -250,6 +224,35 @@ fn search(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
         }
         _ => return Ok(None),
     }))
+}
+
+/// Places count in characters.
+fn find(s: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let given = Given::new(name, &["sub", "start", "end"], args)?;
+    let sub = given.needed(0)?;
+    let length = s.chars().count();
+    let (start, end) = (given.whole(1)?.unwrap_or(0), given.whole(2)?);
+    let (from, to) = (
+        place(start, length),
+        end.map_or(length, |e| place(e, length)),
+    );
+    if from > to || (name == "count" && from > length) {
+        return Ok(Value::from(if name == "count" { 0 } else { -1 }));
+    }
+    let part = &s[byte_at(s, from)..byte_at(s, to)];
+    if name == "count" {
+        return Ok(Value::from(part.matches(sub).count()));
+    }
+    let at = if name.starts_with('r') {
+        part.rfind(sub)
+    } else {
+        part.find(sub)
+    };
+    Ok(match at {
+        Some(at) => Value::from(from + part[..at].chars().count()),
+        None if name.ends_with("find") => Value::from(-1),
+        None => return Err(fail("substring not found")),
+    })
 }
 
 /// Methods that make another string.
@@ -365,7 +368,7 @@ fn words_from_the_end(s: &str, max: usize) -> Vec<&str> {
 }
 
 /// Python breaks lines at more than line feeds.
-fn lines(s: &str, keep: bool) -> Vec<&str> {
+pub(super) fn lines(s: &str, keep: bool) -> Vec<&str> {
     let ends = |c: char| matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
     let mut found = Vec::new();
     let mut rest = s;

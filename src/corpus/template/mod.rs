@@ -6,6 +6,7 @@ mod load;
 mod methods;
 mod print;
 mod python;
+mod range;
 mod rewrite;
 
 use std::ops::Range;

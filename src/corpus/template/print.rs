@@ -5,13 +5,16 @@ use std::fmt::Write;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State};
 
+use super::range::Range;
+
 /// Deepest nesting that is printed.
 const DEPTH_MAX: usize = 128;
 
 /// The engine's hook for `{{ value }}`.
 pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     let plain = match value.kind() {
-        ValueKind::Seq | ValueKind::Map => false,
+        // A generator prints its place in memory, which is different each time.
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => false,
         ValueKind::Number => value.is_integer(),
         _ => true,
     };
@@ -81,6 +84,9 @@ fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
         ValueKind::Number => out.push_str(&number(value)),
         ValueKind::String => string(value.as_str().unwrap_or_default(), out),
         ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::Seq if value.downcast_object_ref::<Range>().is_some() => {
+            out.push_str(&value.to_string());
+        }
         ValueKind::Seq => {
             let tuple = value.downcast_object_ref::<minijinja::value::Tuple>();
             let (open, close) = if tuple.is_some() {

@@ -6,7 +6,9 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
+use super::engine::fail;
 use super::print;
+use super::range::Range;
 use super::rewrite::has_mark;
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 
@@ -61,10 +63,26 @@ pub fn is_iterable(value: &Value) -> bool {
     matches!(value.kind(), Iterable | Map | Seq | String | Undefined)
 }
 
-/// What Python can index and measure: strings and maps, too.
-pub fn is_sequence(value: &Value) -> bool {
-    use ValueKind::{Map, Seq, String, Undefined};
-    matches!(value.kind(), Map | Seq | String | Undefined)
+/// What Python can index and measure: strings and maps, too. Here a list made of two others can't
+/// be told from a generator.
+pub fn is_sequence(value: &Value) -> Result<bool, Error> {
+    use ValueKind::{Iterable, Map, Seq, String, Undefined};
+    match value.kind() {
+        Iterable => Err(fail(
+            "sequence: expected a list or a string, found a generator or a sum of lists",
+        )),
+        kind => Ok(matches!(kind, Map | Seq | String | Undefined)),
+    }
+}
+
+/// Python's `str` method of the name; other values are an error here.
+pub fn is_lower(value: &str) -> bool {
+    value.chars().any(char::is_lowercase) && !value.chars().any(char::is_uppercase)
+}
+
+/// Python's `str` method of the name; other values are an error here.
+pub fn is_upper(value: &str) -> bool {
+    value.chars().any(char::is_uppercase) && !value.chars().any(char::is_lowercase)
 }
 
 /// `json.dumps(value, ensure_ascii=False, …)`, as transformers gives it to templates.
@@ -119,6 +137,9 @@ impl Writer {
                 ErrorKind::InvalidOperation,
                 "tojson: nested too deep",
             ));
+        }
+        if value.downcast_object_ref::<Range>().is_some() {
+            return Err(fail("tojson: expected JSON data, found a range"));
         }
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),

@@ -45,6 +45,7 @@ pub fn rewrite(source: &str) -> Result<Rewritten> {
         !has_mark(&source),
         "expected a chat template without U+10FFF0 and U+10FFF1, which mark generation blocks here, found one"
     );
+    refuse_constructs(&source)?;
     let mut text = String::with_capacity(source.len());
     let (mut copied, mut depth, mut marks_generation) = (0, 0_usize, false);
     for tag in tags(&source) {
@@ -87,6 +88,85 @@ pub fn rewrite(source: &str) -> Result<Rewritten> {
         text,
         marks_generation,
     })
+}
+
+/// Names the engine would take for undefined variables, and dict methods that it would take for
+/// keys when they are not called: both would change what is rendered without a word.
+///
+/// # Errors
+/// The first of them, with its line.
+fn refuse_constructs(source: &str) -> Result<()> {
+    const NAMES: [&str; 3] = ["varargs", "kwargs", "self"];
+    const METHODS: [&str; 9] = [
+        "clear",
+        "copy",
+        "get",
+        "items",
+        "keys",
+        "pop",
+        "popitem",
+        "setdefault",
+        "values",
+    ];
+    for (at, word) in words(source) {
+        let before = source[..at].trim_end();
+        let after = source[at + word.len()..].trim_start();
+        let is_attribute = before.ends_with('.');
+        let is_key = after.starts_with('=') && !after.starts_with("==");
+        if word == "**" {
+            let line = source[..at].matches('\n').count() + 1;
+            bail!("expected constructs that render alike here, found ** at line {line}");
+        }
+        let unknown = NAMES.contains(&word) && !is_attribute && !is_key;
+        let uncalled = METHODS.contains(&word) && is_attribute && !after.starts_with('(');
+        // A namespace may have attributes of any name.
+        let in_namespace = source.contains(&format!("ns.{word}")) && before.ends_with("ns.");
+        if unknown || (uncalled && !in_namespace) {
+            let line = source[..at].matches('\n').count() + 1;
+            let what = if unknown {
+                "a variable of macros"
+            } else {
+                "a method that is not called"
+            };
+            bail!(
+                "expected constructs that render alike here, found {word}, {what}, at line {line}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Every word, and every `**`, in the tags and expressions of a template, outside strings.
+fn words(source: &str) -> Vec<(usize, &str)> {
+    let bytes = source.as_bytes();
+    let mut found = Vec::new();
+    for span in code(source) {
+        let (mut at, mut quote) = (span.start, None);
+        while at < span.end {
+            match (bytes[at], quote) {
+                (b'\\', Some(_)) => at += 1,
+                (b, Some(q)) if b == q => quote = None,
+                (_, Some(_)) => {}
+                (b'\'' | b'"', None) => quote = Some(bytes[at]),
+                // The engine raises after it negates, and Jinja before.
+                (b'*', None) if bytes[at + 1] == b'*' => {
+                    found.push((at, &source[at..at + 2]));
+                    at += 1;
+                }
+                (b, None) if is_word(b) => {
+                    let end = (at..span.end)
+                        .find(|&i| !is_word(bytes[i]))
+                        .unwrap_or(span.end);
+                    found.push((at, &source[at..end]));
+                    at = end;
+                    continue;
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+    }
+    found
 }
 
 /// Where in a tag `for TARGETS in VALUES [if CONDITION] [recursive]` the values stand.
@@ -162,7 +242,7 @@ pub fn take_marks(marked: &str) -> RowResult<Rendered> {
             balanced = false;
         } else {
             depth -= 1;
-            if depth == 0 && start < text.len() {
+            if depth == 0 {
                 generated.push(start..text.len());
             }
         }
@@ -206,9 +286,19 @@ impl Tag {
     }
 }
 
-/// Every block tag outside comments, expressions and raw blocks. An unclosed one ends the list;
-/// the engine reports it better than this scan could.
+/// Every block tag outside comments, expressions and raw blocks.
 fn tags(source: &str) -> Vec<Tag> {
+    let is_tag = |span: &Range<usize>| source[span.start..].starts_with("{%");
+    code(source)
+        .into_iter()
+        .filter(is_tag)
+        .map(|span| Tag { span })
+        .collect()
+}
+
+/// Every tag and expression outside comments and raw blocks. An unclosed one ends the list; the
+/// engine reports it better than this scan could.
+fn code(source: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut at = 0;
     let mut raw = false;
@@ -228,6 +318,9 @@ fn tags(source: &str) -> Vec<Tag> {
         let Some(end) = end else { break };
         at = end;
         if !rest.starts_with("{%") {
+            if rest.starts_with("{{") && !raw {
+                found.push(open..end);
+            }
             continue;
         }
         let tag = Tag { span: open..end };
@@ -235,7 +328,7 @@ fn tags(source: &str) -> Vec<Tag> {
             "endraw" => raw = false,
             "raw" => raw = true,
             _ if raw => at = open + 2,
-            _ => found.push(tag),
+            _ => found.push(open..end),
         }
     }
     found
@@ -313,11 +406,36 @@ mod tests {
     }
 
     #[test]
+    fn constructs_that_would_change_silently_are_refused() {
+        for (source, says) in [
+            (
+                "a\n{{ m.items }}",
+                "found items, a method that is not called, at line 2",
+            ),
+            (
+                "{% macro f() %}{{ kwargs }}{% endmacro %}",
+                "found kwargs, a variable of macros, at line 1",
+            ),
+        ] {
+            let found = rewrite(source).unwrap_err().to_string();
+            assert!(found.contains(says), "{found}");
+        }
+        for source in [
+            "{{ m.items() }}",
+            "{{ m['items'] }} self {{ 'self' }}",
+            "{% set ns.items = 1 %}{{ ns.items }}",
+            "{{ f(kwargs=1) }}",
+        ] {
+            assert!(rewrite(source).is_ok(), "{source}");
+        }
+    }
+
+    #[test]
     fn marks_come_out_as_ranges() {
         let marked = format!("é{START}ab{START}c{END}{END}d{START}{END}{START}e{END}");
         let found = take_marks(&marked).unwrap();
         assert_eq!(found.text, "éabcde");
-        assert_eq!(found.generated, Some(vec![2..5, 6..7]));
+        assert_eq!(found.generated, Some(vec![2..5, 6..6, 6..7]));
         for cut in [
             format!("{START}a"),
             format!("a{END}"),

@@ -1,0 +1,403 @@
+//! Every row family as people write it: what is read of it, and what is learnt.
+
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, TEACHER, chat};
+
+/// What is learnt of one row by the fixture's own template.
+fn learnt(row: Value, args: &[&str]) -> String {
+    let bench = Bench::new();
+    bench.prepared(&[row], args);
+    bench.trained().concat()
+}
+
+/// Every token of one row, as text.
+fn whole(row: Value) -> String {
+    learnt(row, &["--loss", "all"])
+}
+
+fn refused(row: Value, args: &[&str]) -> String {
+    let bench = Bench::new();
+    bench.write_rows("rows.jsonl", &[row]);
+    let ran = bench.prepare(&[&["--data", "rows.jsonl", "--tokenizer", TEACHER], args].concat());
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    ran.stderr
+}
+
+const TWO_TURNS: &str = "b<|im_end|>d<|im_end|>";
+
+#[test]
+fn one_chat_in_every_family() {
+    let rows = [
+        chat(&[
+            ("user", "a"),
+            ("assistant", "b"),
+            ("user", "c"),
+            ("assistant", "d"),
+        ]),
+        json!({"conversations": [
+            {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}, {"from": "gpt", "value": "d"},
+        ]}),
+        json!({"conversations": [
+            {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"},
+        ]}),
+        json!({"instruction": "c", "input": "", "output": "d", "history": [["a", "b"]]}),
+        json!({"conversation": [{"human": "a", "assistant": "b"}, {"human": "c", "assistant": "d"}]}),
+        json!({"query": "c", "response": "d", "history": [["a", "b"]]}),
+    ];
+    let expected = whole(rows[0].clone());
+    for row in rows {
+        assert_eq!(learnt(row.clone(), &[]), TWO_TURNS, "{row}");
+        assert_eq!(
+            learnt(row.clone(), &["--loss", "last-assistant"]),
+            "d<|im_end|>",
+            "{row}"
+        );
+        assert_eq!(whole(row), expected);
+    }
+}
+
+#[test]
+fn instruction_and_input_stand_on_two_lines_and_a_system_column_in_front() {
+    let row = json!({"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be brief."});
+    let same = chat(&[
+        ("system", "Be brief."),
+        ("user", "Add.\n1 2"),
+        ("assistant", "3"),
+    ]);
+    assert_eq!(whole(row), whole(same));
+    let sharegpt = json!({"system": "S", "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]});
+    assert!(whole(sharegpt).starts_with("<|bos|><|im_start|>system↵S<|im_end|>"));
+    let two = json!({"system": "S", "messages": [{"role": "system", "content": "T"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    assert!(refused(two, &[]).contains("expected one system message"));
+}
+
+#[test]
+fn sharegpt_takes_turns() {
+    for (from, says) in [
+        (
+            ["gpt", "human"],
+            "expected human and gpt in turn, found assistant in place 0",
+        ),
+        (["human", "human"], "found user in place 1"),
+    ] {
+        let row = json!({"conversations": from.map(|f| json!({"from": f, "value": "a"}))});
+        assert!(refused(row, &[]).contains(says));
+    }
+}
+
+#[test]
+fn messages_say_whether_they_are_trained() {
+    for (flag, off, on) in [
+        ("weight", json!(0), json!(1)),
+        ("train", json!(false), json!(true)),
+        ("loss", json!(false), json!(true)),
+        ("loss_scale", json!(0.0), json!(1.0)),
+    ] {
+        let mut row = chat(&[
+            ("user", "a"),
+            ("assistant", "b"),
+            ("user", "c"),
+            ("assistant", "d"),
+        ]);
+        row["messages"][1][flag] = off;
+        row["messages"][3][flag] = on;
+        assert_eq!(learnt(row.clone(), &[]), "d<|im_end|>", "{flag}");
+        assert!(refused(row, &["--loss", "all"]).contains("expected no flags against training"));
+    }
+    let mut row = chat(&[("user", "a"), ("assistant", "b")]);
+    row["messages"][1]["weight"] = json!(0.5);
+    assert!(refused(row.clone(), &[]).contains("messages[1].weight: expected 0 or 1"));
+    row["messages"][1]["weight"] = json!(1);
+    row["messages"][1]["train"] = json!(false);
+    assert!(refused(row, &[]).contains("expected weight and train to say the same"));
+}
+
+#[test]
+fn parts_of_an_answer_are_trained_apart() {
+    let parts = |last: u8| {
+        json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": [
+            {"type": "text", "text": "no.", "weight": 0}, {"type": "text", "text": " yes!"}, {"type": "text", "text": " maybe?", "weight": last},
+        ]}]})
+    };
+    assert_eq!(learnt(parts(1), &[]), " yes! maybe?<|im_end|>");
+    assert_eq!(learnt(parts(0), &[]), " yes!");
+    let detail = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "no. yes!", "train_detail": [
+        {"begin_offset": 0, "end_offset": 2, "train": false}, {"begin_offset": 3, "end_offset": 7, "train": true},
+    ]}]});
+    assert_eq!(learnt(detail.clone(), &[]), " yes!<|im_end|>");
+    // A template that doubles the content has no one place for a part of it.
+    let bench = Bench::new();
+    bench.write("t.jinja", "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}");
+    bench.write_rows("rows.jsonl", &[detail]);
+    let ran = bench.prepare(&[
+        "--data",
+        "rows.jsonl",
+        "--tokenizer",
+        TEACHER,
+        "--chat-template",
+        "t.jinja",
+    ]);
+    assert!(
+        ran.stderr.contains("so parts of it can't be trained apart"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn segments_say_what_is_trained() {
+    let row = json!({"segments": [
+        {"label": false, "text": "<|bos|>Q: hi\n"}, {"label": true, "text": "A: yo<|im_end|>"}, {"label": false, "text": "\nQ: bye\n"}, {"label": true, "text": "A: ok"},
+    ]});
+    assert_eq!(learnt(row.clone(), &[]), "A: yo<|im_end|>A: ok");
+    assert!(refused(row, &["--loss", "all"]).contains("loss: expected given"));
+    assert!(
+        refused(json!({"segments": [{"text": "a"}]}), &[])
+            .contains("segments[0]: expected a text and a label")
+    );
+}
+
+#[test]
+fn keys_and_roles_of_other_names_are_mapped() {
+    let row = json!({"dialog": [{"who": "client", "says": "a"}, {"who": "bot", "says": "b"}]});
+    let args = [
+        "--map",
+        "messages=dialog,role=who,content=says",
+        "--roles",
+        "client=user,bot=assistant",
+    ];
+    assert_eq!(learnt(row.clone(), &args), "b<|im_end|>");
+    assert!(refused(row, &[]).contains("--map messages=dialog"));
+    let gsm = json!({"question": "1+1?", "answer": "2"});
+    assert!(refused(gsm.clone(), &[]).contains("--map query=question,response=answer"));
+    assert_eq!(
+        learnt(gsm, &["--map", "query=question,response=answer"]),
+        "2<|im_end|>"
+    );
+    let taken = json!({"messages": [], "dialog": []});
+    assert!(refused(taken, &["--map", "messages=dialog"]).contains("found messages taken already"));
+    let extra = json!({"messages": [{"role": "user", "content": "a", "id": 7}, {"role": "assistant", "content": "b", "id": 8}]});
+    assert!(refused(extra.clone(), &[]).contains("found \"id\"; --map gives it another name"));
+    assert_eq!(learnt(extra, &["--ignore-keys", "id"]), "b<|im_end|>");
+}
+
+#[test]
+fn a_row_gives_its_template_variables() {
+    let bench = Bench::new();
+    bench.write("t.jinja", "{{ mood }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}");
+    let mut row = chat(&[("user", "a"), ("assistant", "b")]);
+    row["chat_template_kwargs"] = json!({"mood": "glad "});
+    let args = [
+        "--chat-template",
+        "t.jinja",
+        "--template-arg",
+        "mood=sad ",
+        "--loss",
+        "all",
+    ];
+    bench.prepared(
+        &[row.clone(), chat(&[("user", "a"), ("assistant", "b")])],
+        &args,
+    );
+    assert_eq!(bench.trained(), ["glad ab", "sad ab"]);
+    row["chat_template_kwargs"] = json!({"messages": []});
+    assert!(
+        refused(row, &[])
+            .contains("chat_template_kwargs: expected variables of the template, found messages")
+    );
+}
+
+#[test]
+fn function_calls_and_observations_become_calls_and_results() {
+    let row = json!({"tools": "[{\"name\": \"f\"}]", "conversations": [
+        {"from": "human", "value": "q"}, {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"b\": 1, \"a\": 2}}"},
+        {"from": "observation", "value": "42"}, {"from": "gpt", "value": "It is 42."},
+    ]});
+    let bench = Bench::new();
+    bench.write("t.jinja", "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content if m.content is defined }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}|{% endgeneration %}{% else %}{{ m.content }}|{% endif %}{% endfor %}");
+    bench.prepared(&[row], &["--chat-template", "t.jinja"]);
+    assert_eq!(
+        bench.trained(),
+        ["{\"name\": \"f\", \"arguments\": {\"b\": 1, \"a\": 2}}|It is 42.|"]
+    );
+}
+
+#[test]
+fn rows_without_an_answer_or_of_preferences_say_what_they_are() {
+    assert!(
+        refused(json!({"prompt": [], "reward_model": {}}), &[])
+            .contains("which holds no answer to learn")
+    );
+    assert!(refused(json!({"chosen": [], "rejected": []}), &[]).contains("--map messages=chosen"));
+}
+
+#[test]
+fn a_mask_template_says_what_the_chat_template_does_not() {
+    let bench = Bench::new();
+    let body = |open: &str, close: &str| {
+        format!(
+            "{{{{ bos_token }}}}{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{% if m.role == 'assistant' %}}{open}{{{{ '<think></think>' if loop.last }}}}{{{{ m.content }}}}{{{{ '<|im_end|>' if loop.last else '<|im_start|>' }}}}{close}{{% else %}}{{{{ m.content }}}}<|im_end|>{{% endif %}}\n{{% endfor %}}"
+        )
+    };
+    bench.write("plain.jinja", body("", ""));
+    bench.write(
+        "marked.jinja",
+        body("{% generation %}", "{% endgeneration %}"),
+    );
+    bench.write(
+        "other.jinja",
+        body("{% generation %}x", "{% endgeneration %}"),
+    );
+    let rows = [chat(&[
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "c"),
+        ("assistant", "d"),
+    ])];
+    bench.write_rows("rows.jsonl", &rows);
+    let args = [
+        "--data",
+        "rows.jsonl",
+        "--tokenizer",
+        TEACHER,
+        "--chat-template",
+        "plain.jinja",
+    ];
+    let ran = bench.prepare(&args);
+    assert!(ran.stderr.contains("--mask-template"), "{}", ran.stderr);
+    let ran = bench.prepare(&[&args[..], &["--mask-template", "other.jinja"]].concat());
+    assert!(
+        ran.stderr
+            .contains("expected the mask template to render what the chat template does"),
+        "{}",
+        ran.stderr
+    );
+    let facts = bench.prepared(
+        &rows,
+        &[
+            "--chat-template",
+            "plain.jinja",
+            "--mask-template",
+            "marked.jinja",
+        ],
+    );
+    assert_eq!(facts["mask_source"], "mask template");
+    assert_eq!(bench.trained(), ["b<|im_start|><think></think>d<|im_end|>"]);
+}
+
+#[test]
+fn an_earlier_answer_ends_at_its_end_token_although_the_last_is_rendered_otherwise() {
+    let bench = Bench::new();
+    bench.write("t.jinja", "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<think></think>' if loop.last and m.role == 'assistant' }}{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    let rows = [chat(&[
+        ("user", "a"),
+        ("assistant", "b\n"),
+        ("user", "c"),
+        ("assistant", "d"),
+    ])];
+    bench.prepared(&rows, &["--chat-template", "t.jinja"]);
+    assert_eq!(bench.trained(), ["b<|im_end|><think></think>d<|im_end|>"]);
+}
+
+#[test]
+fn a_template_without_a_generation_prompt_never_trains_its_header() {
+    let bench = Bench::new();
+    bench.write(
+        "t.jinja",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+    );
+    bench.write_rows("rows.jsonl", &[chat(&[("user", "a"), ("assistant", "b")])]);
+    let ran = bench.prepare(&[
+        "--data",
+        "rows.jsonl",
+        "--tokenizer",
+        TEACHER,
+        "--chat-template",
+        "t.jinja",
+    ]);
+    assert!(
+        ran.stderr.contains("so the header would be trained"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn several_templates_are_chosen_from_by_the_rows_tools() {
+    let bench = Bench::new();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        bench.write(
+            &format!("several/{file}"),
+            std::fs::read(std::path::Path::new(TEACHER).join(file)).unwrap(),
+        );
+    }
+    let template = |name: &str| {
+        format!(
+            "{name}{{% for m in messages %}}{{% generation %}}{{{{ m.content }}}}{{% endgeneration %}}{{% endfor %}}"
+        )
+    };
+    bench.write("several/chat_template.jinja", template("plain "));
+    bench.write(
+        "several/additional_chat_templates/tool_use.jinja",
+        template("tools "),
+    );
+    bench.write(
+        "several/additional_chat_templates/rag.jinja",
+        template("rag "),
+    );
+    let plain = chat(&[("user", "a"), ("assistant", "b")]);
+    let (mut with_tools, mut empty) = (plain.clone(), plain.clone());
+    with_tools["tools"] = json!([{"name": "f"}]);
+    empty["tools"] = json!([]);
+    bench.write_rows("rows.jsonl", &[plain, with_tools, empty]);
+    let args = [
+        "--data",
+        "rows.jsonl",
+        "--tokenizer",
+        "several",
+        "--loss",
+        "all",
+    ];
+    assert_eq!(bench.prepare(&args).code, 0);
+    assert_eq!(bench.trained(), ["plain ab", "tools ab", "plain ab"]);
+    std::fs::remove_dir_all(bench.path("out")).unwrap();
+    assert_eq!(
+        bench
+            .prepare(&[&args[..], &["--chat-template", "rag"]].concat())
+            .code,
+        0
+    );
+    assert_eq!(bench.trained(), ["rag ab"; 3]);
+}
+
+#[test]
+fn the_generation_of_transformers_decides_about_null_keys() {
+    let bench = Bench::new();
+    bench.write("t.jinja", "{% for m in messages %}{% generation %}{{ m.content }}{{ m.name }}{{ m.thinking }}{% endgeneration %}|{% endfor %}");
+    let row = json!({"messages": [{"role": "user", "content": "a", "name": null}, {"role": "assistant", "content": "b", "reasoning_content": "r"}]});
+    for (rules, expected) in [("transformers-5", "a|br|"), ("transformers-4", "aNone|b|")] {
+        let bench = Bench::new();
+        bench.write("t.jinja", "{% for m in messages %}{% generation %}{{ m.content }}{{ m.name }}{{ m.thinking }}{% endgeneration %}|{% endfor %}");
+        let mut row = row.clone();
+        if rules == "transformers-4" {
+            row["messages"][1]
+                .as_object_mut()
+                .unwrap()
+                .remove("reasoning_content");
+        }
+        let facts = bench.prepared(
+            &[row],
+            &[
+                "--chat-template",
+                "t.jinja",
+                "--template-rules",
+                rules,
+                "--loss",
+                "all",
+            ],
+        );
+        assert_eq!(facts["template_rules"], rules);
+        assert_eq!(bench.trained(), [expected]);
+    }
+}
