@@ -15,7 +15,8 @@ all manifests are of one job, and each array's size, dtype and shape; `check_has
 Before training, make sure that the student sees the same tokens:
 
     scored.expect_tokenizer(fingerprint)                # the corpus's tokenizer fingerprint
-    scored.expect_template(render)                      # render(messages, add_generation_prompt) -> (text, ids), on probe chats
+    scored.expect_template(tokenizer)                   # the student's transformers tokenizer, tried on the corpus's probe chats
+    scored.expect_template(render)                      # or any render(messages, add_generation_prompt) -> (text, ids)
     scored.expect_tokens(17, ids)                       # the student's own ids of sequence 17
 
     python3 kdscore_reader.py OUT [CORPUS] [--hashes]   # opens, checks, and prints what is there
@@ -25,6 +26,7 @@ import hashlib
 import json
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -129,6 +131,55 @@ def inside(folder, name):
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
         raise Damaged(f"{folder}: expected a path inside it, found {name!r}")
     return Path(folder, *parts)
+
+
+# ---- the student's tokenizer -----------------------------------------------------------------------------------
+
+
+def render_with(tokenizer, facts):
+    """render(messages, add_generation_prompt) -> (text, ids) of a transformers tokenizer, with the template arguments and
+    the date that corpus.json states."""
+    def render(messages, add_generation_prompt):
+        with fixed_date(facts.get("template_date")):
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt,
+                                                 **(facts.get("template_args") or {}))
+        return text, tokenizer(text, add_special_tokens=False)["input_ids"]
+    return render
+
+
+@contextmanager
+def fixed_date(date):
+    """Templates that print today's date print this one."""
+    if date is None:
+        yield
+        return
+    from transformers.utils import chat_template_utils as utils
+    real = utils.datetime
+
+    class Fixed(real):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromisoformat(date)
+
+    utils.datetime = Fixed
+    try:
+        yield
+    finally:
+        utils.datetime = real
+
+
+def template_fingerprint(probes, render):
+    """The template fingerprint of whoever renders: equal to corpus.json's template_fingerprint exactly where `render`
+    gives the text and ids of every probe chat. A chat that the template refuses counts as refused."""
+    found = []
+    for probe in probes:
+        chat = {"messages": probe["messages"], "add_generation_prompt": probe["add_generation_prompt"]}
+        try:
+            text, ids = render(chat["messages"], chat["add_generation_prompt"])
+            found.append(dict(chat, text=text, ids=list(ids)))
+        except Exception:
+            found.append(dict(chat, refused=True))
+    return hashlib.sha256(canonical(found)).hexdigest()
 
 
 # ---- the token corpus ------------------------------------------------------------------------------------------
@@ -278,8 +329,8 @@ class ScoredSet:
             raise Mismatch(f"expected the tokenizer {stated} that was scored, found the student's {fingerprint}")
 
     def expect_template(self, template):
-        """`template` is the student's fingerprint, or its render(messages, add_generation_prompt) -> (text, ids), which is
-        then tried on the corpus's probe chats."""
+        """`template` is the student's fingerprint, its transformers tokenizer, or its render(messages,
+        add_generation_prompt) -> (text, ids); the last two are tried on the corpus's probe chats."""
         stated = self.identity.get("template_fingerprint")
         if isinstance(template, str) or template is None:
             if stated != template:
@@ -289,6 +340,8 @@ class ScoredSet:
         probes = read_document(path)["probes"]
         if hashlib.sha256(canonical(probes)).hexdigest() != stated:
             raise Damaged(f"{path}: expected the probe chats of the template {stated}, found others")
+        if hasattr(template, "apply_chat_template"):
+            template = render_with(template, self.corpus.facts)
         for number, probe in enumerate(p for p in probes if not p.get("refused")):
             text, ids = template(probe["messages"], probe["add_generation_prompt"])
             if text != probe["text"]:

@@ -194,6 +194,18 @@ class ReaderTest(unittest.TestCase):
         self.assertEqual(rows, scored.rows)
         self.assertGreater(rows, 0)
 
+    @unittest.skipUnless(os.environ.get("KDSCORE_PREPARED"), "KDSCORE_PREPARED names no corpus of chats that kdscore prepared")
+    def test_a_students_tokenizer_on_the_probe_chats(self):
+        """Needs transformers: the tokenizer kept with the corpus gives the corpus's template fingerprint."""
+        from transformers import AutoTokenizer
+        corpus = reader.Corpus(os.environ["KDSCORE_PREPARED"])
+        tokenizer = AutoTokenizer.from_pretrained(str(corpus.folder / "tokenizer"))
+        probes = reader.read_document(corpus.folder / "probes.json")["probes"]
+        render = reader.render_with(tokenizer, corpus.facts)
+        self.assertEqual(reader.template_fingerprint(probes, render), corpus.facts["template_fingerprint"])
+        tokenizer.chat_template = "x" + tokenizer.chat_template
+        self.assertNotEqual(reader.template_fingerprint(probes, render), corpus.facts["template_fingerprint"])
+
 
 if __name__ == "__main__":
     unittest.main()

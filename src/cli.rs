@@ -269,7 +269,7 @@ pub struct StatusArgs {
 #[derive(Args, Debug)]
 pub struct ShowArgs {
     /// Folder of the scored set.
-    #[arg(required_unless_present_any = ["teacher", "input"], conflicts_with = "teacher")]
+    #[arg(required_unless_present_any = ["teacher", "input", "corpus"], conflicts_with = "teacher")]
     pub out: Option<PathBuf>,
 
     /// Sequence to show, counted over the whole corpus.
@@ -299,7 +299,8 @@ pub struct ShowArgs {
     )]
     pub rows: usize,
 
-    /// Folder of the token corpus [default: the one noted in job.json].
+    /// Folder of the token corpus [default: the one noted in job.json]. Alone, it shows what the
+    /// student learns of a sequence.
     #[arg(long, value_name = "CORPUS")]
     pub corpus: Option<PathBuf>,
 

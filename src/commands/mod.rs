@@ -5,6 +5,7 @@ mod prepare;
 mod run;
 mod score;
 mod show;
+mod show_corpus;
 pub mod status;
 mod teacher;
 mod text;

@@ -24,6 +24,9 @@ pub fn show(args: &ShowArgs) -> Result<Outcome> {
     if let Some(teacher) = &args.teacher {
         return super::try_teacher::score_text(teacher, args);
     }
+    if let (None, Some(corpus)) = (&args.out, &args.corpus) {
+        return super::show_corpus::show_corpus(corpus, args.sequence);
+    }
     let out = args.out.as_deref().context("expected a scored set")?;
     let viewer = Viewer::open(out, args.corpus.as_deref())?;
     viewer.sequence(args.sequence, args.from, args.rows)

@@ -1,5 +1,21 @@
 //! From source rows to corpus shards, and the view of a shard that everything else reads.
 //!
+//! # What the loss covers
+//!
+//! | rows | here | elsewhere, and the flag for it |
+//! |---|---|---|
+//! | `messages` | every answer of the assistant, through its end token | axolotl, ms-swift and verl the same; TRL everything unless `assistant_only_loss`: `--loss all`; TRL's GKD and NeMo RL the last answer: `--loss last-assistant` |
+//! | `conversations` (ShareGPT) | every `gpt` and `function_call` turn | LLaMA-Factory the same |
+//! | `instruction`, `input`, `output`, `history` (alpaca) | the output and the answers of `history` | LLaMA-Factory the same, with `mask_history` the output alone: `--loss last-assistant`; axolotl prints the Alpaca prompt instead of a chat: give that as `--chat-template` |
+//! | `conversation` of `human`, `assistant`; `query`, `response` | every answer | ms-swift the same |
+//! | `prompt`, `completion` | the completion and an EOS behind it | TRL the same; the prompt too: `--loss all` |
+//! | `text` | everything; BOS by the tokenizer, an EOS behind it | TRL, axolotl and LLaMA-Factory the same |
+//! | `segments` (axolotl input_output) | segments with `label: true`; no EOS that isn't written | axolotl encodes segments apart: other ids at their edges |
+//! | `input_ids` with `labels`, `loss_mask`, `completion_mask`, `assistant_masks` | as given | TRL the same; no labels: `--loss all` |
+//! | `weight`, `train`, `loss`, `loss_scale` of a message; `weight`, `train` of a part; `train_detail` | as given; a part or range without a flag follows its message | axolotl, ms-swift, OpenAI the same; fractions are refused |
+//! | a token partly inside | not trained, counted | transformers 5 trains it: `--straddle include` |
+//! | reasoning | with its answer, and only if the template prints it there | TRL and ms-swift train what is left when the template drops it: set `weight` 0 for such turns |
+//!
 //! Architecture invariant: nothing here writes a file, draws, or knows a model. What is read and
 //! tokenised is handed on as values; `store` puts it on disk.
 

@@ -94,5 +94,9 @@ fn chats() -> Vec<Value> {
             user("Think."),
             assistant("<think>\nFirst.\n</think>\n\nDone.")
         ]),
+        json!([
+            user("Think again."),
+            {"role": "assistant", "content": "Done.", "reasoning_content": "Second."}
+        ]),
     ]
 }

@@ -280,3 +280,21 @@ fn what_a_killed_run_left_is_named() {
         ran.stderr
     );
 }
+
+#[test]
+fn a_sequence_is_shown_with_what_is_learnt_of_it() {
+    let bench = Bench::new();
+    bench.prepared(&[chat(&[("user", "Hi"), ("assistant", "Yo")])], &[]);
+    let show = |args: &[&str]| {
+        let mut command = assert_cmd::Command::cargo_bin("kdscore").unwrap();
+        let command = command.current_dir(bench.path("")).arg("show");
+        command
+            .args(["--corpus", "out"])
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let shown = String::from_utf8(show(&["--sequence", "0"]).stdout).unwrap();
+    assert!(shown.contains("assistant↵\n⟦Yo<|im_end|>⟧"), "{shown}");
+    assert_eq!(show(&["--sequence", "1"]).status.code(), Some(2));
+}

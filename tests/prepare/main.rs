@@ -5,5 +5,6 @@ mod broken;
 mod corpus;
 mod families;
 mod files;
+mod fuzz;
 mod nasty;
 mod rows;

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Hold prepare to its promises about memory, restarts and speed; exits 1 where one is broken.
+
+    python scripts/prepare_check.py KDSCORE [--small MB] [--large MB] [--speed]
+
+KDSCORE is the binary (build it with --release for --speed). Rows are made here from a fixed seed, in a temporary folder.
+
+    memory    peak RSS of --large input is at most 1.25 times and 64 MiB more than that of --small, on one thread
+    restarts  killed at random moments and run again, the corpus has the bytes of an undisturbed run, whatever the threads
+    line      one line of 1 GB is refused, and within the same memory (a sparse file: it takes no room)
+    --speed   rows per second against one process of transformers (needs it) that renders, tokenises and masks the same
+              rows, against as many processes as cores, and tokens per second against the tokenizers crate's own batch
+              encoding through Python; all in this one run, on these cores
+"""
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEACHER = ROOT / "tests/fixtures/teacher"
+WORDS = "the of and to in is it that was for on are as with they be at one have this from or had by hot word but what some we can out other were all there when up use your how said an each she".split()
+FAILED = []
+
+
+def check(name, holds, told):
+    print(f"{'ok' if holds else 'BROKEN'}  {name}: {told}", flush=True)
+    if not holds:
+        FAILED.append(name)
+
+
+def write_rows(path, megabytes, seed):
+    rng = random.Random(seed)
+    with open(path, "w", encoding="utf-8") as file:
+        while file.tell() < megabytes << 20:
+            text = lambda n: " ".join(rng.choices(WORDS, k=rng.randint(3, n))) + rng.choice([".", "?", " é🙂", "\n"])
+            messages = [{"role": role, "content": text(80)} for _ in range(rng.randint(1, 3)) for role in ("user", "assistant")]
+            file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+
+
+def command(binary, data, out, *more):
+    return [str(binary), "prepare", "--data", str(data), "--tokenizer", str(TEACHER), "--out", str(out), *more]
+
+
+def peak_rss(arguments):
+    """MiB, seconds and exit status of one run."""
+    started = time.monotonic()
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    error = process.stderr.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_maxrss / 1024, time.monotonic() - started, process.returncode, error
+
+
+def digest(folder):
+    found = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        found.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def memory(binary, folder, small, large):
+    peaks = []
+    for size in (small, large):
+        data = folder / f"{size}.jsonl"
+        write_rows(data, size, size)
+        peak, seconds, status, error = peak_rss(command(binary, data, folder / f"out{size}", "--threads", "1"))
+        assert status == 0, error
+        peaks.append(peak)
+        print(f"    {size} MB in {seconds:.1f} s, peak {peak:.0f} MiB")
+    check("memory", peaks[1] < peaks[0] * 1.25 + 64, f"{small} MB: {peaks[0]:.0f} MiB, {large} MB: {peaks[1]:.0f} MiB")
+    return peaks[0]
+
+
+def long_line(binary, folder, usual):
+    data = folder / "line.jsonl"
+    with open(data, "wb") as file:
+        file.write(b'{"text": "')
+        file.truncate(1 << 30)
+    peak, seconds, status, error = peak_rss(command(binary, data, folder / "line"))
+    check("line", status == 2 and "expected at most" in error and peak < usual + 192, f"refused in {seconds:.1f} s, peak {peak:.0f} MiB: {error.strip()[:120]}")
+
+
+def restarts(binary, folder, tries, seed):
+    rng = random.Random(seed)
+    data = folder / "restart.jsonl"
+    write_rows(data, 6, seed)
+    _, whole, status, error = peak_rss(command(binary, data, folder / "whole", "--threads", "2"))
+    assert status == 0, error
+    expected = digest(folder / "whole")
+    for number in range(tries):
+        out = folder / "killed"
+        shutil.rmtree(out, ignore_errors=True)
+        process = subprocess.Popen(command(binary, data, out, "--threads", str(1 + number % 3)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0, whole))
+        process.kill()
+        process.wait()
+        subprocess.run(command(binary, data, out, "--threads", str(1 + number % 2)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if digest(out) != expected:
+            check("restarts", False, f"try {number} made another corpus")
+            return
+    check("restarts", True, f"{tries} kills, always the same corpus")
+
+
+def hugging_face(lines):
+    """Renders, tokenises and masks with transformers; tokens made and seconds of the work itself."""
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(TEACHER)
+    started = time.monotonic()
+    tokens = 0
+    for line in lines:
+        found = tokenizer.apply_chat_template(json.loads(line)["messages"], return_dict=True, return_assistant_tokens_mask=True)
+        tokens += len(found["input_ids"])
+    return tokens, time.monotonic() - started
+
+
+def speed(binary, folder):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    data = folder / "speed.jsonl"
+    write_rows(data, 24, 5)
+    lines = data.read_text(encoding="utf-8").splitlines()
+    cores = len(os.sched_getaffinity(0))
+    rates = {}
+    for threads in (1, cores):
+        _, seconds, status, error = peak_rss(command(binary, data, folder / f"speed{threads}", "--threads", str(threads)))
+        assert status == 0, error
+        rates[threads] = len(lines) / seconds
+    sample = lines[: len(lines) // 4]
+    tokens, seconds = hugging_face(sample)
+    one = len(sample) / seconds
+    with multiprocessing.Pool(cores) as pool:
+        parts = [sample[i::cores] for i in range(cores)]
+        many = len(sample) / max(seconds for _, seconds in pool.map(hugging_face, parts))
+    print(f"    kdscore {rates[1]:.0f} rows/s on 1 thread, {rates[cores]:.0f} on {cores}; transformers {one:.0f} in one process, {many:.0f} in {cores}")
+    check("speed against one process", rates[1] >= 3 * one, f"{rates[1] / one:.1f} x")
+    check("speed against one process per core", rates[cores] >= many, f"{rates[cores] / many:.1f} x")
+    encode_rate(binary, folder, data, lines, tokens / len(sample) * rates[cores])
+
+
+def encode_rate(binary, folder, data, lines, ours):
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(TEACHER)
+    texts = [tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False) for line in lines[: len(lines) // 4]]
+    started = time.monotonic()
+    encoded = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    rate = sum(len(e) for e in encoded) / (time.monotonic() - started)
+    check("speed against batch encoding", ours >= 0.8 * rate, f"{ours:.0f} of {rate:.0f} tokens/s: {ours / rate:.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=Path)
+    parser.add_argument("--small", type=int, default=10, metavar="MB")
+    parser.add_argument("--large", type=int, default=200, metavar="MB")
+    parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--speed", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if args.speed:
+            speed(args.binary.resolve(), folder)
+        usual = memory(args.binary.resolve(), folder, args.small, args.large)
+        long_line(args.binary.resolve(), folder, usual)
+        restarts(args.binary.resolve(), folder, args.kills, 3)
+    return bool(FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
