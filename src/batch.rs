@@ -43,7 +43,10 @@ pub struct BatchRow {
 /// How a range of sequences of one corpus shard becomes batches.
 #[derive(Clone, Debug)]
 pub struct PackPlan {
-    batches: Vec<Vec<usize>>,
+    /// The sequences of all batches, one batch after another.
+    order: Vec<u32>,
+    /// Where each batch ends in `order`.
+    ends: Vec<u32>,
     /// First row of each sequence of the range, and the number of rows behind the last.
     row_offsets: Vec<usize>, // (S+1)
     first_sequence: usize,
@@ -53,8 +56,9 @@ impl PackPlan {
     /// Longest first: the batch that needs most comes first, not after hours. A sequence above
     /// the budget is a batch of its own; one without rows is in none.
     pub fn new(shard: &CorpusShard, sequences: Range<usize>, token_budget: usize) -> PackPlan {
-        let mut row_offsets = vec![0];
-        let mut scored: Vec<(usize, usize)> = Vec::new(); // (tokens needed, sequence)
+        let mut row_offsets = Vec::with_capacity(sequences.len() + 1);
+        row_offsets.push(0);
+        let mut scored: Vec<(u32, u32)> = Vec::with_capacity(sequences.len()); // (tokens needed, sequence)
         for s in sequences.clone() {
             let (mut rows, mut needed) = (0, 0);
             for row in shard.sequence(s).rows() {
@@ -63,24 +67,26 @@ impl PackPlan {
             }
             row_offsets.push(row_offsets[row_offsets.len() - 1] + rows);
             if rows > 0 {
-                scored.push((needed, s));
+                scored.push((needed as u32, s as u32));
             }
         }
         scored.sort_by_key(|&(needed, s)| (std::cmp::Reverse(needed), s));
-        let mut batches: Vec<Vec<usize>> = Vec::new();
+        let mut ends = Vec::with_capacity(scored.len());
         let mut room = 0;
-        for (needed, s) in scored {
-            match batches.last_mut() {
-                Some(batch) if needed <= room => batch.push(s),
-                _ => {
-                    batches.push(vec![s]);
-                    room = token_budget;
-                }
+        for (i, &(needed, _)) in scored.iter().enumerate() {
+            let needed = needed as usize;
+            if needed > room || ends.is_empty() {
+                ends.push(0);
+                room = token_budget;
+            }
+            if let Some(end) = ends.last_mut() {
+                *end = i as u32 + 1;
             }
             room = room.saturating_sub(needed);
         }
         PackPlan {
-            batches,
+            order: scored.into_iter().map(|(_, s)| s).collect(),
+            ends,
             row_offsets,
             first_sequence: sequences.start,
         }
@@ -93,10 +99,11 @@ impl PackPlan {
 
     /// The batches, made one at a time.
     pub fn batches<'a>(&'a self, shard: CorpusShard<'a>) -> impl Iterator<Item = PackedBatch> + 'a {
-        self.batches.iter().map(move |batch| {
+        (0..self.ends.len()).map(move |i| {
+            let start = i.checked_sub(1).map_or(0, |before| self.ends[before]);
             let mut packed = PackedBatch::default();
-            for &s in batch {
-                self.push(&mut packed, &shard, s);
+            for &s in &self.order[start as usize..self.ends[i] as usize] {
+                self.push(&mut packed, &shard, s as usize);
             }
             packed
         })

@@ -22,8 +22,9 @@ pub struct Cli {
     pub json: bool,
 
     /// Worker threads on the CPU [default: all cores]. Never changes a stored bit.
-    #[arg(long, global = true, value_name = "N", display_order = 1000)]
-    pub threads: Option<usize>,
+    #[arg(long, global = true, value_name = "N", display_order = 1000,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
 }
 
 #[derive(Subcommand, Debug)]

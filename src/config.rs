@@ -432,7 +432,13 @@ fn one_of(value: Option<&str>, option: &str, choices: &[&str]) -> Result<()> {
     }
 }
 
+/// More than any of these options can use, and little enough that sizes never overflow.
+const MOST: usize = 1 << 31;
+
 fn at_least_one(value: Option<usize>, option: &str) -> Result<Option<usize>> {
+    if let Some(value) = value.filter(|&v| v > MOST) {
+        bail!("{option}: expected at most {MOST}, found {value}");
+    }
     ensure!(value != Some(0), "{option}: expected at least 1, found 0");
     Ok(value)
 }

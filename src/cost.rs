@@ -52,6 +52,9 @@ pub struct RunShape<'a> {
     pub scratch: u64,
 }
 
+/// Row offsets, order, and where batches end, while a shard is packed and committed.
+const SEQUENCE_BYTES: u64 = 48;
+
 const F32: usize = size_of::<f32>();
 
 impl RunShape<'_> {
@@ -62,7 +65,7 @@ impl RunShape<'_> {
             activations: (limits.tokens * self.token_bytes(limits.wave)) as u64
                 + self.table_bytes(limits),
             logits: (limits.head_chunk * head_row * F32) as u64,
-            rows: self.rows_max * self.row_bytes() + self.sequences_max * 32,
+            rows: self.rows_max * self.row_bytes() + self.sequences_max * SEQUENCE_BYTES,
             scratch: self.scratch,
         }
     }

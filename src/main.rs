@@ -46,7 +46,7 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
     });
     if let Some(threads) = cli.threads {
         rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
+            .num_threads(threads.into())
             .build_global()?;
     }
     commands::execute(cli, &INTERRUPT)

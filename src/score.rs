@@ -123,6 +123,6 @@ fn bad_row(batch: &PackedBatch, row: usize) -> String {
     let number = sequence.map_or(0, |s| s.sequence);
     let position = batch.positions[batch.rows[row].token as usize];
     format!(
-        "sequence {number}, position {position}: expected finite logits, found NaN, +inf or none that is finite; the teacher overflows or its weights are damaged"
+        "sequence {number}, position {position}: expected finite logits, found NaN, +inf or none that is finite; the teacher overflows or its weights are damaged (a token shortly behind can be the cause: attention multiplies it by 0)"
     )
 }

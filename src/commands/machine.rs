@@ -38,7 +38,12 @@ fn group_memory() -> Option<u64> {
         let text = fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
         text.trim().parse().ok()
     };
-    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    // Cached files count as used, but make room when it is needed.
+    let stat = fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix("file "));
+    let cached: u64 = cached.and_then(|n| n.trim().parse().ok()).unwrap_or(0);
+    let used = number("memory.current")?.saturating_sub(cached);
+    Some(number("memory.max")?.saturating_sub(used))
 }
 
 /// Which kdscore this is: version and, where it was built from a checkout, the commit.

@@ -1,6 +1,7 @@
 //! `score`: the open shards of a scored set, one after another, until none is left.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,7 +14,7 @@ use crate::backend::cpu::Cpu;
 use crate::config::ScoreSettings;
 use crate::corpus::tokenizer_fingerprint;
 use crate::cost::{MemoryPlan, RunShape};
-use crate::model::{Decoder, Limits, Vocabulary};
+use crate::model::{Decoder, Limits, Vocabulary, file_states};
 use crate::progress::{self, Progress};
 use crate::score::{Proceed, ScoredShard, ShardJob, WaveDone, score_shard};
 use crate::store::{
@@ -33,6 +34,8 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
     let teacher = open_teacher(&settings.teacher, settings.unknown)?;
     let corpus = CorpusReader::open(&settings.corpus)?;
     let vocab = Vocab::new(settings, &teacher, &corpus)?;
+    check_folders(settings)?;
+    let teacher_files = file_states(&teacher.teacher.checkpoint)?;
     let plan = plan_shards(&corpus, settings.shard_tokens)?;
     let longest = longest_sequence(&corpus, teacher.description().context)?;
     check_ids(&corpus, &vocab)?;
@@ -50,6 +53,8 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
         settings,
         corpus: &corpus,
         set: &set,
+        teacher: &teacher,
+        teacher_files,
         rows,
         vocab,
         interrupt,
@@ -110,6 +115,22 @@ impl Vocab {
             tokenizer,
         })
     }
+}
+
+/// A scored set inside its corpus or teacher, or one of them inside it, would be cleaned up or
+/// read as part of the other.
+fn check_folders(settings: &ScoreSettings) -> Result<()> {
+    let out = PathBuf::from(absolute(&settings.out));
+    for (what, folder) in [("corpus", &settings.corpus), ("teacher", &settings.teacher)] {
+        let folder = PathBuf::from(absolute(folder));
+        ensure!(
+            !out.starts_with(&folder) && !folder.starts_with(&out),
+            "out: expected a folder apart from the {what} {}, found {}",
+            folder.display(),
+            out.display()
+        );
+    }
+    Ok(())
 }
 
 /// All that defines what the numbers mean.
@@ -228,7 +249,8 @@ fn shard_index(corpus: &CorpusReader, planned: &PlannedShard) -> Result<usize> {
 }
 
 fn absolute(path: &std::path::Path) -> String {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let known = path.canonicalize().or_else(|_| std::path::absolute(path));
+    let path = known.unwrap_or_else(|_| path.to_path_buf());
     path.to_string_lossy().into_owned()
 }
 
@@ -359,6 +381,9 @@ struct Run<'a> {
     settings: &'a ScoreSettings,
     corpus: &'a CorpusReader,
     set: &'a ScoredSet,
+    teacher: &'a OpenTeacher,
+    /// What the weight files were known by before they were hashed.
+    teacher_files: Vec<String>,
     /// Of each shard of the plan.
     rows: Vec<u64>,
     vocab: Vocab,
@@ -444,6 +469,11 @@ impl Run<'_> {
         pass.tally.shards += 1;
         pass.tally.rows += scored_rows(&scored) as u64;
         pass.tally.padded_mass += scored.padded_mass;
+        ensure!(
+            file_states(&self.teacher.teacher.checkpoint)? == self.teacher_files,
+            "{}: expected weight files that stay as they are, found one that changed during the run; nothing more was committed; put the teacher back, or score with the new one into another --out",
+            self.settings.teacher.display()
+        );
         let committed = self
             .set
             .commit(planned, &files, scored.arrays, &pass.provenance)?;

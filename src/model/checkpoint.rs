@@ -96,8 +96,9 @@ type Placed = BTreeMap<String, String>;
 fn weight_files(folder: &Path) -> Result<(Vec<PathBuf>, Option<Placed>)> {
     let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
     match (single.exists(), index.exists()) {
-        (true, false) => Ok((vec![single], None)),
-        (_, true) => {
+        // Where both are there, transformers takes the single file.
+        (true, _) => Ok((vec![single], None)),
+        (false, true) => {
             let placed = read_index(&index)?;
             let mut names: Vec<_> = placed.values().collect();
             names.sort();

@@ -15,7 +15,8 @@ use crate::canonical;
 /// Hashes of the tensors of one file, by name, as they may be kept between runs.
 pub type FileHashes = BTreeMap<String, String>;
 
-/// Keeps the hashes of files that have not changed. `key` stands for path, inode, size and mtime.
+/// Keeps the hashes of files that have not changed. `key` stands for path, inode, size, mtime and
+/// ctime, which no program can set back.
 pub trait HashCache: Sync {
     fn get(&self, key: &str) -> Option<FileHashes>;
     fn put(&self, key: &str, hashes: &FileHashes);
@@ -81,6 +82,19 @@ fn file_hashes(
     Ok(hashes)
 }
 
+/// What the weight files are known by, to be compared later: a teacher that changes while it is
+/// read is not the one whose fingerprint was taken.
+///
+/// # Errors
+/// A file that can't be looked at any more.
+pub fn file_states(checkpoint: &Checkpoint) -> Result<Vec<String>> {
+    checkpoint
+        .files
+        .iter()
+        .map(|file| cache_key(file))
+        .collect()
+}
+
 /// What a file is known by while it has not changed.
 fn cache_key(file: &Path) -> Result<String> {
     let look = || -> std::io::Result<Value> {
@@ -93,6 +107,8 @@ fn cache_key(file: &Path) -> Result<String> {
             meta.size(),
             meta.mtime(),
             meta.mtime_nsec(),
+            meta.ctime(),
+            meta.ctime_nsec(),
         ]))
     };
     let facts = look().with_context(|| format!("{}: can't look at the file", file.display()))?;

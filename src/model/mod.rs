@@ -19,7 +19,7 @@ mod weights;
 pub use checkpoint::Checkpoint;
 pub use decoder::{Decoder, Limits, Vocabulary};
 pub use description::Description;
-pub use fingerprint::{FileHashes, HashCache, teacher_fingerprint};
+pub use fingerprint::{FileHashes, HashCache, file_states, teacher_fingerprint};
 pub use teacher::{Teacher, Unknown};
 
 use std::path::Path;

@@ -184,3 +184,59 @@ impl Seen {
         std::mem::replace(&mut self.last_row[id], self.row) != self.row
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::products::Dtype;
+    use crate::store::job::Terms;
+    use crate::store::rows::Column;
+
+    /// What is wrong with one row of three ids out of five, given as f32.
+    fn verdict(ids: [i32; 3], logp: [f32; 3], tail: f32) -> Option<Product> {
+        let base = Product::BASE.map(|p| (p, p.dtype(Dtype::F32)));
+        let terms = Terms {
+            k: 3,
+            vocab_scored: 5,
+            products: base.to_vec(),
+        };
+        let ints = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes: [Vec<u8>; 4] = [ints(&[4]), ints(&ids), floats(&logp), floats(&[tail])];
+        let rows = ScoredRows::new(&terms, 1, |product| {
+            let at = Product::BASE.iter().position(|&p| p == product)?;
+            Some(Column {
+                dtype: base[at].1,
+                bytes: &bytes[at],
+            })
+        });
+        first_bad_row(&rows.unwrap()).map(|bad| bad.product)
+    }
+
+    #[test]
+    fn each_thing_that_can_be_wrong_with_a_row_is_found() {
+        let [half, quarter, eighth] = [0.5f32.ln(), 0.25f32.ln(), 0.125f32.ln()];
+        let good = [half, quarter, eighth];
+        assert_eq!(verdict([4, 0, 2], good, 0.125), None);
+        for ids in [[4, 0, 4], [4, 5, 2], [-1, 0, 2]] {
+            assert_eq!(verdict(ids, good, 0.125), Some(Product::Ids), "{ids:?}");
+        }
+        for logp in [
+            [quarter, half, eighth],
+            [half, eighth, quarter],
+            [0.1, quarter, eighth],
+            [half, f32::NAN, eighth],
+            [half, quarter, f32::NEG_INFINITY],
+        ] {
+            let found = verdict([4, 0, 2], logp, 0.125);
+            assert_eq!(found, Some(Product::Logp), "{logp:?}");
+        }
+        for tail in [0.12, 0.13, 0.0, -0.125, f32::NAN] {
+            assert_eq!(
+                verdict([4, 0, 2], good, tail),
+                Some(Product::Tail),
+                "{tail}"
+            );
+        }
+    }
+}

@@ -94,7 +94,11 @@ impl CorpusReader {
             first_sequences: vec![0],
         };
         for shard in 0..reader.shards().len() {
-            let next = reader.first_sequences[shard] + reader.count_sequences(shard)?;
+            let counted = reader.count_sequences(shard)?;
+            let next = reader.first_sequences[shard].checked_add(counted);
+            let next = next.ok_or_else(|| {
+                anyhow!("{place}: expected a number of sequences that can be, found {counted} in one shard")
+            })?;
             reader.first_sequences.push(next);
         }
         Ok(reader)

@@ -89,8 +89,10 @@ impl ScoredSet {
             .find(|name| !taken.contains(name))
             .unwrap_or_default();
         let manifest = manifest_name(shard_id);
-        // The manifest first: a shard without its arrays must never look committed.
-        for name in [manifest.as_str(), shard_id] {
+        // The manifest last: while it is there nobody makes the shard again, so what is moved is
+        // never what another worker has just written. Stopped in between, the shard is damaged as
+        // before, and is discarded again.
+        for name in [shard_id, manifest.as_str()] {
             let there = match name == manifest {
                 true => self.store.read(name)?.is_some(),
                 false => self.has_files_in(shard_id)?,

@@ -43,6 +43,16 @@ fn set(key: &'static str, value: Value) -> impl Fn(&mut Value) {
     move |config| config[key] = value.clone()
 }
 
+/// The weights under another name, with this index beside them.
+fn shard_with_index(folder: &Path, index: &str) {
+    std::fs::rename(
+        folder.join("model.safetensors"),
+        folder.join("weights.safetensors"),
+    )
+    .unwrap();
+    std::fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+}
+
 const CASES: &[Case] = &[
     (
         "no config",
@@ -206,39 +216,31 @@ const CASES: &[Case] = &[
     (
         "index to nowhere",
         |t| {
-            std::fs::write(
-                t.join("model.safetensors.index.json"),
+            shard_with_index(
+                t,
                 r#"{"weight_map": {"model.norm.weight": "gone.safetensors"}}"#,
             )
-            .unwrap()
         },
         &["gone.safetensors"],
     ),
     (
         "index out of the folder",
         |t| {
-            std::fs::write(
-                t.join("model.safetensors.index.json"),
+            shard_with_index(
+                t,
                 r#"{"weight_map": {"model.norm.weight": "../x.safetensors"}}"#,
             )
-            .unwrap()
         },
         &["weight_map", "../x.safetensors"],
     ),
     (
         "index without a map",
-        |t| std::fs::write(t.join("model.safetensors.index.json"), "{}").unwrap(),
+        |t| shard_with_index(t, "{}"),
         &["weight_map"],
     ),
     (
         "index that lies",
-        |t| {
-            std::fs::write(
-                t.join("model.safetensors.index.json"),
-                r#"{"weight_map": {"no.such": "model.safetensors"}}"#,
-            )
-            .unwrap()
-        },
+        |t| shard_with_index(t, r#"{"weight_map": {"no.such": "weights.safetensors"}}"#),
         &["no.such", "nowhere"],
     ),
     (
@@ -246,8 +248,8 @@ const CASES: &[Case] = &[
         |t| {
             let extra = [("model.norm.weight".to_owned(), (vec![192], vec![0.0; 192]))].into();
             std::fs::write(t.join("extra.safetensors"), safetensors(&extra)).unwrap();
-            let map = json!({"weight_map": {"a": "model.safetensors", "b": "extra.safetensors"}});
-            std::fs::write(t.join("model.safetensors.index.json"), map.to_string()).unwrap();
+            let map = json!({"weight_map": {"a": "weights.safetensors", "b": "extra.safetensors"}});
+            shard_with_index(t, &map.to_string());
         },
         &["model.norm.weight", "once"],
     ),
@@ -525,4 +527,130 @@ fn a_full_disk_is_an_error_and_no_damage() {
     );
     let verified = kdscore(at).args(["verify", "out"]).output().unwrap();
     assert!(verified.status.success());
+}
+
+/// A set folder inside its corpus, or around it, is refused: cleaning one would harm the other.
+#[test]
+fn folders_inside_one_another_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_corpus(&at.join("all/corpus"), &golden_corpus(), 2048);
+    let teacher = fixture("teacher");
+    let teacher = teacher.to_str().unwrap();
+    for out in ["all", "all/corpus/out", "all/corpus"] {
+        let args = [
+            "score",
+            "--teacher",
+            teacher,
+            "--corpus",
+            "all/corpus",
+            "--out",
+            out,
+        ];
+        let error = refuse(at, &args);
+        assert!(error.contains("a folder apart from the corpus"), "{error}");
+    }
+}
+
+/// The fingerprint in job.json must stay true: weights that change under a run end it before the
+/// next commit.
+#[test]
+fn a_teacher_that_changes_during_the_run_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    copy_folder(&fixture("teacher"), &at.join("teacher"));
+    let sequences: Vec<Tokens> = golden_corpus().into_iter().cycle().take(2000).collect();
+    write_corpus(&at.join("corpus"), &sequences, 2048);
+    let mut command = kdscore(at);
+    command.args(score_args(&["--shard-tokens", "400"], "teacher"));
+    command
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !at.join("out/shard-000000.manifest.json").exists() {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "no shard was committed in a minute"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let weights = at.join("teacher/model.safetensors");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(weights)
+        .unwrap();
+    std::io::Seek::seek(&mut file, std::io::SeekFrom::End(-8)).unwrap();
+    std::io::Write::write_all(&mut file, &[0; 8]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("changed during the run"), "{stderr}");
+}
+
+/// Targets of a damaged corpus would be committed as they are.
+#[test]
+fn a_corpus_that_is_not_what_its_manifest_says_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let teacher = fixture("teacher");
+    let teacher = teacher.to_str().unwrap();
+    std::fs::write(
+        at.join("rows.jsonl"),
+        r#"{"text": "Two and two make four."}"#,
+    )
+    .unwrap();
+    succeed(
+        at,
+        &[
+            "prepare",
+            "--data",
+            "rows.jsonl",
+            "--tokenizer",
+            teacher,
+            "--out",
+            "corpus",
+        ],
+    );
+    let tokens = at.join("corpus/shard-000000/tokens.npy");
+    let mut bytes = std::fs::read(&tokens).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    std::fs::write(&tokens, bytes).unwrap();
+    let error = refuse(at, &score_args(&[], teacher));
+    assert!(
+        error.contains("tokens.npy") && error.contains("restore the corpus"),
+        "{error}"
+    );
+    assert!(!at.join("out/shard-000000.manifest.json").exists());
+}
+
+/// With job.json gone, shards of another job are not taken for this one's.
+#[test]
+fn a_new_job_does_not_take_over_another_ones_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    write_corpus(&at.join("corpus"), &golden_corpus(), 2048);
+    let teacher = fixture("teacher");
+    let teacher = teacher.to_str().unwrap();
+    succeed(at, &score_args(&[], teacher));
+    let job = std::fs::read(at.join("out/job.json")).unwrap();
+    std::fs::remove_file(at.join("out/job.json")).unwrap();
+    let error = refuse(at, &score_args(&["-k", "5"], teacher));
+    assert!(error.contains("found one of another"), "{error}");
+    assert!(!at.join("out/job.json").exists());
+    succeed(at, &score_args(&[], teacher));
+    assert_eq!(std::fs::read(at.join("out/job.json")).unwrap(), job);
+    std::fs::create_dir(at.join("mine")).unwrap();
+    std::fs::write(at.join("mine/thesis.txt"), "years of work").unwrap();
+    let args = [
+        "score",
+        "--teacher",
+        teacher,
+        "--corpus",
+        "corpus",
+        "--out",
+        "mine",
+    ];
+    assert!(refuse(at, &args).contains("thesis.txt"));
 }
