@@ -253,15 +253,18 @@ impl Config {
         }
     }
 
-    /// The strings of a list; empty where it is absent.
-    pub fn strings(&self, key: &str) -> Result<Vec<&str>> {
+    /// The strings of a list.
+    pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>> {
         let Some(value) = self.value(key) else {
-            return Ok(Vec::new());
+            return Ok(None);
         };
-        let texts = value
+        let texts: Option<Vec<&str>> = value
             .as_array()
             .and_then(|list| list.iter().map(Value::as_str).collect());
-        texts.ok_or_else(|| self.wrong(key, "a list of strings", value))
+        match texts {
+            Some(texts) => Ok(Some(texts)),
+            None => Err(self.wrong(key, "a list of strings", value)),
+        }
     }
 
     /// What `option` holds, or an error that says which key is missing.

@@ -37,8 +37,8 @@ pub struct Description {
 /// How a checkpoint may spell the names that the description uses.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Names {
-    /// Ways to spell the names: for each prefix of the description, the stored one. The first way
-    /// under which the embedding is there holds for the whole checkpoint; none means as written.
+    /// Ways to spell the names: for each prefix of the description, the stored one. The way under
+    /// which most tensors are there holds for the whole checkpoint; none means as written.
     pub spellings: &'static [&'static [(&'static str, &'static str)]],
     /// Patterns of names that may be there though nothing reads them, `{}` standing for a number:
     /// buffers, and parts of the model that don't decode.

@@ -11,18 +11,25 @@ pub struct Spelling {
 }
 
 impl Spelling {
-    /// The first of the description's spellings under which the embedding is there, or the head
-    /// of a tied teacher; the first of all where none is.
+    /// The description's spelling under which most of its tensors are there; the first of equals.
     pub fn choose(description: &Description, is_there: impl Fn(&str) -> bool) -> Spelling {
         let embedding = description.embedding.tensor.name.as_str();
         let head = description.head.weight.tensor.name.as_str();
-        let spellings = description.names.spellings.iter();
-        let of = |prefixes: &&'static [(&'static str, &'static str)]| {
-            let found = |name| is_there(&respelled(prefixes, name));
-            found(embedding) || description.head.tied && found(head)
+        let body = description.body_weights();
+        let names = body.iter().map(|spec| spec.tensor.name.as_str());
+        let names: Vec<&str> = names.chain([embedding, head]).collect();
+        let found = |prefixes: &[(&str, &str)]| {
+            let stored = names
+                .iter()
+                .filter(|name| is_there(&respelled(prefixes, name)));
+            stored.count()
         };
-        let prefixes = spellings.clone().copied().find(of);
-        let prefixes = prefixes.or(spellings.copied().next()).unwrap_or(&[]);
+        let spellings = description.names.spellings.iter().copied();
+        let best = spellings.reduce(|best, other| match found(other) > found(best) {
+            true => other,
+            false => best,
+        });
+        let prefixes = best.unwrap_or(&[]);
         let module = |name: &str| {
             let stored = respelled(prefixes, name);
             // What stands beside a module of two names down belongs to it.

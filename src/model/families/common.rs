@@ -306,10 +306,9 @@ pub fn layer_types(
     layers: usize,
     otherwise: impl Fn(usize) -> Sees,
 ) -> Result<Vec<Sees>> {
-    let types = config.strings("layer_types")?;
-    if types.is_empty() {
+    let Some(types) = config.strings("layer_types")? else {
         return Ok((0..layers).map(otherwise).collect());
-    }
+    };
     ensure!(
         types.len() == layers,
         config.error(

@@ -195,7 +195,7 @@ pub fn describe(config: &Config) -> Result<Description> {
             )
         ));
     };
-    let architectures = config.strings("architectures")?;
+    let architectures = config.strings("architectures")?.unwrap_or_default();
     if !architectures.is_empty() && !architectures.contains(&family.architecture) {
         bail!(config.error(
             "architectures",
