@@ -90,6 +90,28 @@ impl Config {
         out
     }
 
+    /// Keys that were asked for, of this object and of those inside it, and are not there.
+    pub fn absent(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = |place: &&String| {
+            let mut keys = Some(&self.keys);
+            let mut parts = place.split('.').peekable();
+            while let (Some(part), Some(object)) = (parts.next(), keys) {
+                match object.get(part) {
+                    None | Some(Value::Null) => return false,
+                    Some(value) if parts.peek().is_some() => keys = value.as_object(),
+                    Some(_) => return true,
+                }
+            }
+            false
+        };
+        asked
+            .iter()
+            .filter(|place| !place.ends_with('.') && !is_there(place))
+            .cloned()
+            .collect()
+    }
+
     /// Says that these keys are known and change nothing here, nor does anything inside them.
     pub fn ignore(&self, keys: &[&str]) {
         for key in keys {
@@ -129,7 +151,7 @@ impl Config {
 
     /// A number of layers: small enough that each may be described.
     pub fn layers(&self, key: &str, default: usize) -> Result<usize> {
-        const LAYERS_MAX: usize = 4096;
+        const LAYERS_MAX: usize = 1024;
         let layers = self.usize_or(key, default)?;
         ensure!(
             layers <= LAYERS_MAX,

@@ -11,6 +11,9 @@ use anyhow::{Result, ensure};
 use super::config::Config;
 use super::decoder::Limits;
 
+/// A frequency is kept for every pair of a head.
+const HEAD_DIM_MAX: usize = 1 << 16;
+
 /// Inverse frequencies of one kind of layer, and the factor on cos and sin.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
@@ -100,6 +103,13 @@ impl Rope {
     /// # Errors
     /// As `read`.
     pub fn from_object(rope: &Config, family: RopeFamily) -> Result<Rope> {
+        ensure!(
+            family.head_dim <= HEAD_DIM_MAX,
+            rope.error(
+                "head_dim",
+                &format!("expected at most {HEAD_DIM_MAX}, found {}", family.head_dim)
+            )
+        );
         let theta = rope.positive_or("rope_theta", family.theta)?;
         let partial = rope.positive_or("partial_rotary_factor", family.partial)?;
         let width = (family.head_dim as f64 * partial) as usize;
@@ -308,7 +318,7 @@ impl Reader<'_> {
     fn yarn(&self) -> Result<Rope> {
         let (rope, theta) = (self.rope, self.theta);
         let original = self.original()?;
-        let factor = self.factor(original)?;
+        let factor = self.number("factor")?;
         let given = rope.positive("attention_factor")?;
         let mscales = [rope.weight("mscale")?, rope.weight("mscale_all_dim")?];
         let attention_factor = match (given, mscales) {

@@ -68,9 +68,11 @@ impl Teacher {
         if !problems.is_empty() {
             let (count, s) = (problems.len(), if problems.len() == 1 { "" } else { "s" });
             bail!(
-                "{}: {count} problem{s} with the teacher:\n  {}",
+                "{}: {count} problem{s} with the teacher:\n  {}\n  config.json leaves to the defaults of {}: {}",
                 folder.display(),
-                problems.join("\n  ")
+                problems.join("\n  "),
+                description.family,
+                checkpoint.config.absent().join(", ")
             );
         }
         Ok(Teacher {

@@ -26,6 +26,9 @@ pub struct Defaults {
     pub context: usize,
 }
 
+/// Some families have tensors for each head, so there must be few enough to describe.
+const HEADS_MAX: usize = 1024;
+
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub hidden: usize,
@@ -44,6 +47,13 @@ impl Sizes {
     pub fn read(config: &Config, defaults: &Defaults) -> Result<Sizes> {
         let hidden = config.usize_or("hidden_size", defaults.hidden)?;
         let heads = config.usize_or("num_attention_heads", defaults.heads)?;
+        ensure!(
+            heads <= HEADS_MAX,
+            config.error(
+                "num_attention_heads",
+                &format!("expected at most {HEADS_MAX}, found {heads}")
+            )
+        );
         let kv_heads = config.usize_or_none("num_key_value_heads", defaults.kv_heads)?;
         let kv_heads = kv_heads.unwrap_or(heads);
         ensure!(

@@ -60,7 +60,10 @@ pub fn describe(config: &Config) -> Result<Description> {
         vec![Rope::read(config, rope)?],
     );
     // Layers that guess further tokens; they stand behind those that decode.
-    let extra = config.count_or("num_nextn_predict_layers", 1)?;
+    let extra = match config.count_or("num_nextn_predict_layers", 1)? {
+        0 => 0,
+        _ => config.layers("num_nextn_predict_layers", 1)?,
+    };
     let extra = (0..extra).map(|n| format!("model.layers.{}.*", sizes.layers + n));
     description.names.unread.extend(extra);
     Ok(description)

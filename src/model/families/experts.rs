@@ -7,6 +7,9 @@ use crate::backend::{Activation, ExpertsRule, RouterRule, RouterScore, Weighs};
 use crate::model::config::Config;
 use crate::model::description::{Bias, DenseMlp, Experts, Projection};
 
+/// Few enough that each of every layer may be described.
+const EXPERTS_MAX: usize = 1024;
+
 /// How many experts there are, and how many a token takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
@@ -24,6 +27,13 @@ impl Counts {
         for key in keys {
             experts = config.usize_or(key, experts)?;
         }
+        ensure!(
+            experts <= EXPERTS_MAX,
+            config.error(
+                keys[keys.len() - 1],
+                &format!("expected at most {EXPERTS_MAX} experts, found {experts}")
+            )
+        );
         let chosen = config.usize_or("num_experts_per_tok", defaults.chosen)?;
         ensure!(
             chosen <= experts,
