@@ -165,6 +165,7 @@ impl Config {
 
     /// Absent takes the default; null is none.
     pub fn usize_or_none(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
+        self.ask(key);
         match self.keys.contains_key(key) {
             true => self.usize(key),
             false => Ok(default),
@@ -173,6 +174,7 @@ impl Config {
 
     /// Absent takes the default; null is none.
     pub fn positive_or_none(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
+        self.ask(key);
         match self.keys.contains_key(key) {
             true => self.positive(key),
             false => Ok(default),

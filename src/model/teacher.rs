@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Error, Result, anyhow, ensure};
 use safetensors::Dtype;
 
 use super::checkpoint::{Checkpoint, StoredTensor};
+use super::config::Config;
 use super::description::{Description, TensorSpec, WeightSpec};
 use super::families::{self, HARMLESS};
 use super::spelling::{Spelling, matches};
@@ -45,8 +46,10 @@ impl Teacher {
     /// All that is wrong with the checkpoint, in one message, before anything is scored.
     pub fn open(folder: &Path, unknown: Unknown) -> Result<Teacher> {
         let checkpoint = Checkpoint::open(folder)?;
-        let description = families::describe(&checkpoint.config)?;
-        let mut notes = config_notes(&checkpoint, unknown)?;
+        let config = &checkpoint.config;
+        let description = families::describe(config).map_err(|e| with_defaults(config, e))?;
+        let notes = config_notes(&checkpoint, unknown);
+        let mut notes = notes.map_err(|e| with_defaults(config, e))?;
         let tensors = &checkpoint.tensors;
         let is_there = |name: &str| tensors.contains_key(name);
         let spelling = Spelling::choose(&description, is_there);
@@ -67,13 +70,12 @@ impl Teacher {
         notes.extend(check.notes);
         if !problems.is_empty() {
             let (count, s) = (problems.len(), if problems.len() == 1 { "" } else { "s" });
-            bail!(
-                "{}: {count} problem{s} with the teacher:\n  {}\n  config.json leaves to the defaults of {}: {}",
+            let error = anyhow!(
+                "{}: {count} problem{s} with the teacher:\n  {}",
                 folder.display(),
-                problems.join("\n  "),
-                description.family,
-                checkpoint.config.absent().join(", ")
+                problems.join("\n  ")
             );
+            return Err(with_defaults(config, error));
         }
         Ok(Teacher {
             description,
@@ -126,6 +128,17 @@ impl Teacher {
     /// (V, H)
     pub fn head(&self) -> HostWeight {
         self.weight(&self.head)
+    }
+}
+
+/// Adds the keys that config.json leaves to their defaults: what is wrong may be one of those.
+fn with_defaults(config: &Config, error: Error) -> Error {
+    match config.absent() {
+        absent if absent.is_empty() => error,
+        absent => anyhow!(
+            "{error:#}\n  taken by default, as config.json doesn't say: {}",
+            absent.join(", ")
+        ),
     }
 }
 

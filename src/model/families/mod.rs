@@ -1,4 +1,27 @@
 //! The families kdscore knows: for each, a function from config.json to a [`Description`].
+//!
+//! # Adding a family
+//!
+//! One small file here and one golden. Granite, in `granite.rs`, is a good example: it is Llama
+//! but for four factors.
+//!
+//! 1. Read transformers' `configuration_NAME.py` for the keys and their defaults, and
+//!    `modeling_NAME.py` for what is done with them. Write the defaults down as `DEFAULTS`: a key
+//!    that is absent takes the class' default, not Llama's.
+//! 2. Take what is shared from `common.rs` (`Sizes::read`, `llama_layer`, `llama_like`) and change
+//!    what differs, as data: Granite sets `layer.residual_scale`, `attention.shape.scale`,
+//!    `embedding_scale` and `head.scale`. If the data can't say it, add a field to the
+//!    description, what it does to the decoder, and an op to the backend if none does it yet;
+//!    never a branch on a family's name below this folder.
+//! 3. Read every key that could change a number, by a method of [`Config`] that checks it. A key
+//!    that nothing reads is an error to the user, unless it is in [`HARMLESS`] or the family says
+//!    `config.ignore` and why.
+//! 4. Add a line to `FAMILIES`: `model_type`, the architecture's name, the function.
+//! 5. Add a tiny teacher to `TEACHERS` in `scripts/make_teachers.py`, with the changes to its
+//!    config that must change the scores, and run the script for it (`--only NAME`). Then
+//!    `cargo test --test families` compares the scores under each of its configs, switches every
+//!    feature off in turn, and mutates every key and tensor. Absent keys that change the scores
+//!    need what transformers says of them: `scripts/make_drops.py`.
 
 mod cohere;
 mod common;
