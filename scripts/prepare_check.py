@@ -166,11 +166,12 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if args.speed:
-            speed(args.binary.resolve(), folder)
+        # Memory first: a child's peak counts what this process held when it was started.
         usual = memory(args.binary.resolve(), folder, args.small, args.large)
         long_line(args.binary.resolve(), folder, usual)
         restarts(args.binary.resolve(), folder, args.kills, 3)
+        if args.speed:
+            speed(args.binary.resolve(), folder)
     return bool(FAILED)
 
 

@@ -194,6 +194,46 @@ const BROKEN: &[Broken] = &[
     },
     Broken {
         rows: CHAT,
+        args: &["--tokenizer", "pieces"],
+        says: "pieces: expected a tokenizer.json, found tokenizer.model alone; convert it once with transformers",
+    },
+    Broken {
+        rows: CHAT,
+        args: &["--template-date", "2024-13-01"],
+        says: "template-date: expected YYYY-MM-DD, found \"2024-13-01\"",
+    },
+    Broken {
+        rows: CHAT,
+        args: &["--map", "role"],
+        says: "map: expected NAME=NAME, found \"role\"",
+    },
+    Broken {
+        rows: CHAT,
+        args: &["--template-arg", "messages=1"],
+        says: "expected a variable of the template, found messages, which the rows give",
+    },
+    Broken {
+        rows: CHAT,
+        args: &["--chat-template", "method.jinja"],
+        says: "found items, a method that is not called, at line 2",
+    },
+    Broken {
+        rows: CHAT,
+        args: &["--chat-template", "filter.jinja"],
+        says: "found at its line 1 \"{{ messages | wordcount }}\": filter wordcount is unknown",
+    },
+    Broken {
+        rows: CHAT,
+        args: &[
+            "--chat-template",
+            "plain.jinja",
+            "--mask-template",
+            "plain.jinja",
+        ],
+        says: "plain.jinja: expected a template with generation blocks, found one without",
+    },
+    Broken {
+        rows: CHAT,
         args: &["--tokenizer", "broken"],
         says: "tokenizer.json: expected a Hugging Face tokenizer",
     },
@@ -221,6 +261,10 @@ fn write_broken_folders(bench: &Bench) {
         "loop.jinja",
         "{% for i in range(9000) %}{% for j in range(9000) %}{% endfor %}{% endfor %}",
     );
+    bench.write("method.jinja", "\n{{ messages[0].items }}");
+    bench.write("filter.jinja", "{{ messages | wordcount }}");
+    bench.write("plain.jinja", "{{ messages[0].content }}");
+    bench.write("pieces/tokenizer.model", "\0");
     bench.write("open.jinja", "{% generation %}");
     let text = fs::read_to_string(Path::new(TEACHER).join("tokenizer.json")).unwrap();
     bench.write("broken/tokenizer.json", &text[..text.len() / 2]);

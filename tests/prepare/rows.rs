@@ -201,3 +201,43 @@ fn tokens_are_taken_as_they_are() {
     ];
     assert_eq!(bench.sequences(), expected);
 }
+
+#[test]
+fn tokens_that_swallow_spaces_are_trained_as_far_as_they_reach() {
+    let text = fs::read_to_string(Path::new(TEACHER).join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    // <|im_end|> takes the spaces on both sides with it, as some checkpoints' tokens do.
+    for side in ["lstrip", "rstrip"] {
+        tokenizer["added_tokens"][2][side] = json!(true);
+    }
+    let bench = Bench::new();
+    bench.write("swallows/tokenizer.json", tokenizer.to_string());
+    let config = fs::read(Path::new(TEACHER).join("tokenizer_config.json")).unwrap();
+    bench.write("swallows/tokenizer_config.json", config);
+    bench.write_rows(
+        "rows.jsonl",
+        &[chat(&[("user", "Hi "), ("assistant", "Yo  ")])],
+    );
+    let run = |straddle: &str| {
+        let ran = bench.prepare(&[
+            "--data",
+            "rows.jsonl",
+            "--tokenizer",
+            "swallows",
+            "--straddle",
+            straddle,
+            "--json",
+        ]);
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let trained = bench.trained().concat();
+        fs::remove_dir_all(bench.path("out")).unwrap();
+        (
+            serde_json::from_str::<Value>(&ran.stdout).unwrap()["lint"]["straddling_tokens"]
+                .clone(),
+            trained,
+        )
+    };
+    // The end token reaches into the line end behind the block: a straddler, told and not hidden.
+    assert_eq!(run("exclude"), (json!(1), "Yo".to_owned()));
+    assert_eq!(run("include"), (json!(1), "Yo<|im_end|>".to_owned()));
+}
