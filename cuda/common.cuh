@@ -14,8 +14,16 @@ typedef float f32;
 #ifdef KDSCORE_EMULATOR
 #include "emulator.h"
 #define DEVICE static inline
+#define DEVICE_METHOD
+#define UNROLL
+#define KEEP_ROLLED
 #else
 #define DEVICE static __device__ __forceinline__
+#define DEVICE_METHOD __device__ __forceinline__
+// Before loops over arrays that must live in registers.
+#define UNROLL _Pragma("unroll")
+// Before loops whose steps, laid out side by side, would only take registers.
+#define KEEP_ROLLED _Pragma("unroll 1")
 #define SHARED(T, name, dims) __shared__ __align__(16) T name dims
 #define DYN_SMEM(T, name)                                          \
     extern __shared__ __align__(128) unsigned char name##_bytes[]; \
@@ -105,11 +113,13 @@ DEVICE Numbers<N> load(const T* at) {
     } else if constexpr (sizeof(T) == 2) {
         const uint4 raw = *reinterpret_cast<const uint4*>(at);
         const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+        UNROLL
         for (int i = 0; i < 4; i++) {
             x.v[2 * i] = __uint_as_float(words[i] << 16);
             x.v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
         }
     } else {
+        UNROLL
         for (int i = 0; i < 2; i++) {
             const float4 raw = *reinterpret_cast<const float4*>(at + 4 * i);
             x.v[4 * i] = raw.x, x.v[4 * i + 1] = raw.y;
@@ -129,6 +139,7 @@ DEVICE void store(T* at, const Numbers<N>& x) {
         raw.z = pack_bf16(x.v[4], x.v[5]), raw.w = pack_bf16(x.v[6], x.v[7]);
         *reinterpret_cast<uint4*>(at) = raw;
     } else {
+        UNROLL
         for (int i = 0; i < 2; i++) {
             float4 raw;
             raw.x = x.v[4 * i], raw.y = x.v[4 * i + 1];
