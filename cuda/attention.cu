@@ -129,7 +129,7 @@ struct Attention {
             for (int n = 0; n < B / 8; n++)
                 UNROLL
                 for (int i = 0; i < 4; i++) scores[m][n][i] = 0.0f;
-        UNROLL
+        UNROLL_TWICE
         for (int d = 0; d < D; d += 16) {
             unsigned a[M][4];
             UNROLL

@@ -17,6 +17,7 @@ typedef float f32;
 #define DEVICE_METHOD
 #define UNROLL
 #define KEEP_ROLLED
+#define UNROLL_TWICE
 #else
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_METHOD __device__ __forceinline__
@@ -24,6 +25,7 @@ typedef float f32;
 #define UNROLL _Pragma("unroll")
 // Before loops whose steps, laid out side by side, would only take registers.
 #define KEEP_ROLLED _Pragma("unroll 1")
+#define UNROLL_TWICE _Pragma("unroll 2")
 #define SHARED(T, name, dims) __shared__ __align__(16) T name dims
 #define DYN_SMEM(T, name)                                          \
     extern __shared__ __align__(128) unsigned char name##_bytes[]; \
