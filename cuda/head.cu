@@ -8,9 +8,7 @@
 // logits), the k-th largest key is found exactly, by its digits, and pass 2 is made again with it.
 //
 // One block of 512 threads a row. The bits of a row depend on that row alone.
-#include "common.cuh"
-
-typedef unsigned long long u64;
+#include "keys.cuh"
 
 constexpr int THREADS = 512;
 constexpr int LANES = 4;  // columns a thread reads together, each the start of a stripe
@@ -58,19 +56,6 @@ DEVICE float finished(const LogitRule& rule, float z) {
     if (rule.cap != 0.0f && fabsf(z) < __uint_as_float(0x7f800000u)) z = soft_cap(z, rule.cap);
     return z + 0.0f;
 }
-
-// Order-preserving: greater floats have greater bits. None is 0.
-DEVICE unsigned ordered(float z) {
-    const unsigned bits = __float_as_uint(z);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-DEVICE float unordered(unsigned bits) {
-    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
-}
-// Greater for a greater logit, and among equal ones for a lower id.
-DEVICE u64 key_of(float z, int id) { return (u64)ordered(z) << 32 | (unsigned)~id; }
-DEVICE int id_of(u64 key) { return (int)~(unsigned)key; }
-DEVICE float logit_of(u64 key) { return unordered((unsigned)(key >> 32)); }
 
 // Calls f(id, logit, lane) for this thread's columns of the row, LANES side by side at a time.
 template <class F>
@@ -245,9 +230,9 @@ DEVICE void best_of(const f32* row, const LogitRule& rule, float maximum, Shared
     for (int i = threadIdx.x; i < count; i += THREADS) {
         const u64 key = s.candidates[i];
         if (i < rule.k)
-            top.add(rule, maximum, logit_of(key), id_of(key));
+            top.add(rule, maximum, number_of(key), id_of(key));
         else
-            rest.add(rule, maximum, logit_of(key), id_of(key));
+            rest.add(rule, maximum, number_of(key), id_of(key));
     }
 }
 
@@ -283,7 +268,7 @@ reduce_head(const f32* logits, const int* targets, LogitRule rule, HeadRows out)
     const auto logp_of = [&](float z) { return (float)((double)(z - first.maximum) - ln_total); };
     for (int i = threadIdx.x; i < rule.k; i += THREADS) {
         out.ids[(size_t)index * rule.k + i] = id_of(s.candidates[i]);
-        out.logp[(size_t)index * rule.k + i] = logp_of(logit_of(s.candidates[i]));
+        out.logp[(size_t)index * rule.k + i] = logp_of(number_of(s.candidates[i]));
     }
     if (threadIdx.x) return;
     out.tail[index] = (float)(tail / total);

@@ -1,0 +1,137 @@
+// The project's own matrix product, x (M, K) · wᵀ (N, K): one tile of the result by one block,
+// with sums over K in one fixed order, whatever M is and wherever a row lies in it.
+#pragma once
+#include "common.cuh"
+
+// One tile's part in a product.
+template <class T, class OUT>
+struct Product {
+    OUT* out;              // (M, N)
+    const T* x;            // (·, K)
+    const unsigned* rows;  // row of x for each row of out, or null for the same; divided by:
+    int divisor;
+    const T* w;       // (N, K)
+    const f32* bias;  // (N), or null
+    int n, k;
+    bool adds;             // to what is in out, instead of replacing it
+    int first_row, count;  // of out: the tile's first row, and how many exist from there
+    int first_column;
+
+    DEVICE_METHOD const T* x_row(int row) const {
+        const int at = first_row + row;
+        return x + (size_t)(rows ? rows[at] / divisor : at) * k;
+    }
+    DEVICE_METHOD void write(int row, int column, float value) const {
+        if (row >= count || first_column + column >= n) return;
+        OUT* to = out + (size_t)(first_row + row) * n + first_column + column;
+        if (bias) value += bias[first_column + column];
+        if (adds) value += to_float(*to);
+        *to = from_float<OUT>(value);
+    }
+};
+
+// bf16 on tensor cores: 128 x 128 by 256 threads, K in steps of 32, three of them in flight. Eight
+// warps in two rows of four; each has 64 x 32 of the tile. 61,440 bytes of dynamic shared memory.
+constexpr int TILE = 128;
+constexpr int TILE_K = 32;
+constexpr int STAGES = 3;
+constexpr int STEP = TILE_K + 8;  // numbers from one staged row to the next: no bank conflicts
+constexpr int TILE_THREADS = 256;
+
+template <class OUT>
+DEVICE void stage_tiles(const Product<bf16, OUT>& p, bf16* x, bf16* w, int from_k) {
+    constexpr int PIECES = TILE_K / 8;
+    for (int i = threadIdx.x; i < TILE * PIECES; i += TILE_THREADS) {
+        const int row = i / PIECES, column = i % PIECES * 8;
+        const int left = p.k - from_k - column;
+        const bool in_x = row < p.count, in_w = p.first_column + row < p.n;
+        const bf16* x_row = p.x_row(in_x ? row : 0);
+        const bf16* w_row = p.w + (size_t)(p.first_column + (in_w ? row : 0)) * p.k;
+        const int at = left > 0 ? from_k + column : 0;
+        stage_8(x + row * STEP + column, x_row + at, in_x ? left : 0, p.k % 8 == 0);
+        stage_8(w + row * STEP + column, w_row + at, in_w ? left : 0, p.k % 8 == 0);
+    }
+}
+
+// sum += x (64, TILE_K) · wᵀ (32, TILE_K) of this warp's part of a stage.
+DEVICE void multiply_stage(float (&sum)[4][4][4], const bf16* x, const bf16* w) {
+    const int lane = threadIdx.x % 32;
+    UNROLL
+    for (int k = 0; k < TILE_K; k += 16) {
+        unsigned a[4][4], b[2][4];
+        UNROLL
+        for (int m = 0; m < 4; m++)
+            ldmatrix_x4(a[m], x + (m * 16 + lane % 16) * STEP + k + lane / 16 * 8);
+        UNROLL
+        for (int n = 0; n < 2; n++)
+            ldmatrix_x4(b[n], w + (n * 16 + lane / 16 * 8 + lane % 8) * STEP + k + lane / 8 % 2 * 8);
+        UNROLL
+        for (int m = 0; m < 4; m++)
+            UNROLL
+            for (int n = 0; n < 4; n++) mma_m16n8k16(sum[m][n], a[m], b[n / 2] + n % 2 * 2);
+    }
+}
+
+template <class OUT>
+DEVICE void multiply_tile(const Product<bf16, OUT>& p) {
+    DYN_SMEM(bf16, shared);  // (STAGES, x and w, TILE, STEP)
+    const auto x_of = [&](int step) { return shared + step % STAGES * 2 * TILE * STEP; };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
+    const int steps = (p.k + TILE_K - 1) / TILE_K;
+    float sum[4][4][4] = {};
+    for (int step = 0; step < STAGES - 1; step++) {
+        if (step < steps) stage_tiles(p, x_of(step), x_of(step) + TILE * STEP, step * TILE_K);
+        cp_async_commit();
+    }
+    for (int step = 0; step < steps; step++) {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();  // this step has arrived, and nobody reads the one before any more
+        const int next = step + STAGES - 1;
+        if (next < steps) stage_tiles(p, x_of(next), x_of(next) + TILE * STEP, next * TILE_K);
+        cp_async_commit();
+        const bf16* x = x_of(step);
+        multiply_stage(sum, x + warp_row * STEP, x + (TILE + warp_column) * STEP);
+    }
+    cp_async_wait<0>();
+    UNROLL
+    for (int m = 0; m < 4; m++)
+        UNROLL
+        for (int n = 0; n < 4; n++)
+            UNROLL
+            for (int i = 0; i < 4; i++)
+                p.write(warp_row + m * 16 + i / 2 * 8 + lane / 4,
+                        warp_column + n * 8 + lane % 4 * 2 + i % 2, sum[m][n][i]);
+}
+
+// fp32: 64 x 64 by 256 threads, each 4 x 4 of the tile, 16 apart. K in steps of 16.
+constexpr int TILE_F32 = 64;
+constexpr int TILE_F32_K = 16;
+
+DEVICE void multiply_tile(const Product<f32, f32>& p) {
+    SHARED(float, x, [TILE_F32_K][TILE_F32 + 1]);
+    SHARED(float, w, [TILE_F32_K][TILE_F32 + 1]);
+    const int row = threadIdx.x / 16, column = threadIdx.x % 16;
+    float sum[4][4] = {};
+    for (int from_k = 0; from_k < p.k; from_k += TILE_F32_K) {
+        for (int i = threadIdx.x; i < TILE_F32 * TILE_F32_K; i += TILE_THREADS) {
+            const int line = i / TILE_F32_K, at = i % TILE_F32_K, k = from_k + at;
+            const bool in_x = line < p.count && k < p.k;
+            const bool in_w = p.first_column + line < p.n && k < p.k;
+            x[at][line] = in_x ? p.x_row(line)[k] : 0.0f;
+            w[at][line] = in_w ? p.w[(size_t)(p.first_column + line) * p.k + k] : 0.0f;
+        }
+        __syncthreads();
+        for (int k = 0; k < TILE_F32_K; k++)
+            UNROLL
+            for (int i = 0; i < 4; i++)
+                UNROLL
+                for (int j = 0; j < 4; j++)
+                    sum[i][j] = fmaf(x[k][row + 16 * i], w[k][column + 16 * j], sum[i][j]);
+        __syncthreads();
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        UNROLL
+        for (int j = 0; j < 4; j++) p.write(row + 16 * i, column + 16 * j, sum[i][j]);
+}
