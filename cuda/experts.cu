@@ -124,7 +124,7 @@ route(int* experts, f32* weights, const f32* logits, const f32* correction, int 
     DYN_SMEM(u64, shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const size_t row = (size_t)blockIdx.x * ROUTE_WARPS + warp;
-    if (row >= rows) return;
+    if (row >= (size_t)rows) return;
     Routing r;
     r.keys = shared + warp * rule.experts;
     r.scores = reinterpret_cast<f32*>(shared + ROUTE_WARPS * rule.experts) + warp * rule.experts * 2;
