@@ -15,12 +15,14 @@ static std::vector<void*> of_this_block;
 // Shared memory of a launch, never used twice: the race detector remembers addresses, and blocks
 // that share one by turns would look like threads that race.
 static constexpr size_t ARENA_BYTES = size_t(1) << 30;
-static char* arena = nullptr;
 static size_t arena_used = 0;
 
+// Mapped before the first launch, since mapping counts as writing.
+static char* const arena = static_cast<char*>(
+    mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+         -1, 0));
+
 static void* shared_memory(size_t bytes, size_t alignment) {
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (!arena) arena = static_cast<char*>(mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0));
     arena_used = (arena_used + alignment - 1) / alignment * alignment;
     char* found = arena + arena_used;
     arena_used += bytes + 64;
