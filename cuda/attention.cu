@@ -258,8 +258,7 @@ struct Attention {
             const int column = n * 8 + threadIdx.x % 4 * 2;
             const float* pair = sum[m][n] + 2 * half;
             if (width % 2 == 0 && column < width)
-                *reinterpret_cast<unsigned*>(out + column) =
-                    pack_bf16(pair[0] * factor, pair[1] * factor);
+                store_pair(out + column, pair[0] * factor, pair[1] * factor);
             else
                 UNROLL
                 for (int i = 0; i < 2 && column + i < width; i++)

@@ -85,7 +85,8 @@ DEVICE void cp_async_wait() {
 }
 #endif
 
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// Threads of a block, and, where the compiler should not go for more, blocks a multiprocessor.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 
 #define ALL_LANES 0xffffffffu
 #define NEGATIVE_INFINITY (-__uint_as_float(0x7f800000u))
@@ -149,6 +150,16 @@ DEVICE void store(T* at, const Numbers<N>& x) {
             *reinterpret_cast<float4*>(at + 4 * i) = raw;
         }
     }
+}
+
+// Two numbers side by side, the first at an even place.
+DEVICE void store_pair(bf16* at, float low, float high) {
+    *reinterpret_cast<unsigned*>(at) = pack_bf16(low, high);
+}
+DEVICE void store_pair(f32* at, float low, float high) {
+    float2 pair;
+    pair.x = low, pair.y = high;
+    *reinterpret_cast<float2*>(at) = pair;
 }
 
 template <int N>

@@ -28,6 +28,16 @@ struct Product {
         if (adds) value += to_float(*to);
         *to = from_float<OUT>(value);
     }
+    // The same for two numbers side by side, `column` even: at once where rows are pairs.
+    DEVICE_METHOD void write_pair(int row, int column, float low, float high) const {
+        if (n % 2) return write(row, column, low), write(row, column + 1, high);
+        const int at = first_column + column;
+        if (row >= count || at >= n) return;
+        OUT* to = out + (size_t)(first_row + row) * n + at;
+        if (bias) low += bias[at], high += bias[at + 1];
+        if (adds) low += to_float(to[0]), high += to_float(to[1]);
+        store_pair(to, low, high);
+    }
 };
 
 // bf16 on tensor cores: 128 x 128 by 256 threads, K in steps of 32, three of them in flight. Eight
@@ -99,9 +109,10 @@ DEVICE void multiply_tile(const Product<bf16, OUT>& p) {
         UNROLL
         for (int n = 0; n < 4; n++)
             UNROLL
-            for (int i = 0; i < 4; i++)
-                p.write(warp_row + m * 16 + i / 2 * 8 + lane / 4,
-                        warp_column + n * 8 + lane % 4 * 2 + i % 2, sum[m][n][i]);
+            for (int half = 0; half < 2; half++)
+                p.write_pair(warp_row + m * 16 + half * 8 + lane / 4,
+                             warp_column + n * 8 + lane % 4 * 2, sum[m][n][2 * half],
+                             sum[m][n][2 * half + 1]);
 }
 
 // fp32: 64 x 64 by 256 threads, each 4 x 4 of the tile, 16 apart. K in steps of 16.

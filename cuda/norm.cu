@@ -16,7 +16,14 @@ struct NormShape {
 
 // The sum over the blockDim.x threads of a piece. More than a warp are the whole block.
 DEVICE float piece_sum(float x, float* spare) {
-    return blockDim.x == 32 ? warp_sum(x) : block_sum(x, spare);
+    x = warp_sum(x);
+    if (blockDim.x == 32) return x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    if (lane == 0) spare[warp] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? spare[lane] : 0.0f);
+    __syncthreads();
+    return x;
 }
 
 // y (T, N) = (x - mean) / sqrt(var + eps) · weight + bias; an RMS norm has no mean. `y` may be
@@ -38,7 +45,7 @@ DEVICE void norm(TO* y, const FROM* x, const f32* weight, const f32* bias, const
     };
     const float mean = CENTRED ? sum_of([](float v) { return v; }) / s.width : 0.0f;
     const float variance = sum_of([=](float v) { return (v - mean) * (v - mean); }) / s.width;
-    const float factor = 1.0f / sqrtf(variance + s.eps);
+    const float factor = rsqrtf(variance + s.eps);
     const int piece = index % s.pieces;
     for_pieces(s.width, threadIdx.x, blockDim.x, [&](auto n, int at) {
         constexpr int N = decltype(n)::value;
@@ -57,12 +64,12 @@ DEVICE void norm(TO* y, const FROM* x, const f32* weight, const f32* bias, const
 }
 
 #define NORM(FROM, TO)                                                                         \
-    KERNEL(1024) rms_norm_##FROM##_##TO(TO* y, const FROM* x, const f32* weight,               \
+    KERNEL(1024, 1) rms_norm_##FROM##_##TO(TO* y, const FROM* x, const f32* weight,               \
                                         const f32* bias, NormShape shape) {                    \
         norm<false>(y, x, weight, bias, shape);                                                \
     }                                                                                          \
     REGISTER_KERNEL(rms_norm_##FROM##_##TO)                                                    \
-    KERNEL(1024) layer_norm_##FROM##_##TO(TO* y, const FROM* x, const f32* weight,             \
+    KERNEL(1024, 1) layer_norm_##FROM##_##TO(TO* y, const FROM* x, const f32* weight,             \
                                           const f32* bias, NormShape shape) {                  \
         norm<true>(y, x, weight, bias, shape);                                                 \
     }                                                                                          \

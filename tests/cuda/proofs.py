@@ -1,0 +1,126 @@
+"""Proves the CUDA kernels without a device, a line a proof. See scripts/cuda_check."""
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import build
+import compile
+import mutations
+
+MODULES = ("elementwise", "attention", "head", "matmul")
+# Build, order of threads, poison, and sizes: every pair of build, order and poison that matters
+# meets in one of them.
+PAIRWISE = [
+    ("plain", "forward", "0xFF", "all"),
+    ("plain", "reverse", "0x3F", "all"),
+    ("asan", "random", "0xFF", "small"),
+    ("tsan", "forward", "0x3F", "small"),
+]
+FULL = [
+    (kind, order, poison, "small" if kind == "tsan" else "all")
+    for kind in build.SANITIZERS
+    for order in ("forward", "reverse", "random")
+    for poison in ("0xFF", "0x3F")
+]
+WORKERS = 2
+
+
+class Proofs:
+    """Runs proofs and tells of each; several at a time, told in order."""
+
+    def __init__(self):
+        self.pool, self.failed, self.count = ThreadPoolExecutor(WORKERS), 0, 0
+
+    def prove(self, name, parts):
+        """`parts`: functions that return what is wrong."""
+        started = time.time()
+        results = list(self.pool.map(lambda part: part(), parts))
+        problems = [problem for found in results for problem in found]
+        self.count += 1
+        self.failed += bool(problems)
+        state = "FAILED" if problems else "proved"
+        print(f"{state}  {name}  ({time.time() - started:.0f} s)", flush=True)
+        for problem in problems:
+            print(f"        {problem}", flush=True)
+
+
+def run_checks(command, kind):
+    """What a process of checks found wrong."""
+    environment = build.sanitizer_environment(kind)
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True
+    )
+    if done.returncode == 0:
+        return []
+    said = (done.stdout + done.stderr[-3000:]).strip()
+    return [f"{' '.join(map(str, command))}: status {done.returncode}\n{said}"]
+
+
+def compiled(architecture):
+    """Each file for one architecture."""
+    packages = sysconfig.get_path("purelib")
+    reports = []
+
+    def part(source):
+        problems, report = compile.check(packages, source, architecture)
+        reports.extend(report)
+        return problems
+
+    # The largest first, so that no worker waits long for another.
+    sources = sorted(build.KERNELS.glob("*.cu"), key=lambda s: -s.stat().st_size)
+    parts = [lambda s=s: part(s) for s in sources]
+    return parts, reports
+
+
+def print_resources(reports):
+    print(f"\n{'kernel':32}" + "".join(f"  sm_{a}" for a in compile.ARCHITECTURES) + "  most")
+    kernels = sorted({name for _, name, _ in reports})
+    of = {(architecture, name): registers for architecture, name, registers in reports}
+    for name in kernels:
+        used = "".join(f"{of.get((a, name), '-'):7}" for a in compile.ARCHITECTURES)
+        print(f"{name:32}{used}{compile.first_match(compile.REGISTERS_MAX, name):6}")
+
+
+def misuse(kind):
+    source = build.HERE / "misuse" / "misuse.cu"
+    library = build.library(kind, [source], name="misuse")
+    return run_checks([build.HERE / "check_emulator.py", library, kind], kind)
+
+
+def kernels(setting):
+    kind, order, poison, size = setting
+    library = build.library(kind)
+    command = lambda module: [build.HERE / f"check_{module}.py", library, order, poison, size]
+    return [lambda m=m: run_checks(command(m), kind) for m in MODULES]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="every combination, every mutation")
+    full = parser.parse_args().full
+    started, proofs = time.time(), Proofs()
+    reports = []
+    for architecture in compile.ARCHITECTURES:
+        parts, found = compiled(architecture)
+        proofs.prove(f"kernels compile for sm_{architecture}, within budget, no spills", parts)
+        reports += found
+    kinds = list(build.SANITIZERS)
+    proofs.prove("the emulator stops misuse", [lambda k=k: misuse(k) for k in kinds])
+    for setting in FULL if full else PAIRWISE:
+        proofs.prove(f"kernels compute: {', '.join(setting)}", kernels(setting))
+    seeded = mutations.MUTATIONS if full else mutations.PAIRWISE
+    parts = [lambda m=m: mutations.check(m) for m in seeded]
+    controls = mutations.controls(seeded)
+    parts += [lambda c=c: mutations.check_control(c) for c in controls]
+    proofs.prove(f"{len(seeded)} seeded bugs are noticed", parts)
+    print_resources(reports)
+    print(f"\n{proofs.count - proofs.failed} of {proofs.count} proofs, {time.time() - started:.0f} s")
+    sys.exit(1 if proofs.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
