@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use kdscore::backend::cpu::Cpu;
-use kdscore::corpus::{Chat, ChatTemplate, CorpusShard, LossRule, TextTokenizer, encode_chat};
+use kdscore::corpus::{
+    Chat, ChatRules, ChatTemplate, CorpusShard, LossRule, TemplatePlan, TextTokenizer, encode_chat,
+};
 use kdscore::model::{Decoder, Limits, Teacher, Unknown, Vocabulary};
 use kdscore::products::{Dtype, ProductPlan};
 use kdscore::score::{Proceed, ShardJob, score_shard};
@@ -295,15 +297,20 @@ impl Target for Template {
     fn run(&self, input: &[u8]) {
         let file = self.folder.path().join("template.jinja");
         std::fs::write(&file, input).unwrap();
-        let Ok(template) = ChatTemplate::load(&self.tokenizer, Some(&file), &[]) else {
+        let plan = TemplatePlan {
+            template: Some(file),
+            ..TemplatePlan::default()
+        };
+        let Ok(template) = ChatTemplate::load(&self.tokenizer, &plan) else {
             return;
         };
         let messages = json!([
             {"role": "user", "content": "two and two?"},
             {"role": "assistant", "content": "four 🦀"},
         ]);
+        let rules = ChatRules::new(LossRule::Assistant);
         if let Ok(chat) = Chat::new(messages) {
-            let _ = encode_chat(&self.tokenizer, &template, &chat, LossRule::Assistant);
+            let _ = encode_chat(&self.tokenizer, &template, None, &chat, rules);
         }
     }
 }
