@@ -48,20 +48,40 @@ constexpr int STAGES = 3;
 constexpr int STEP = TILE_K + 8;  // numbers from one staged row to the next: no bank conflicts
 constexpr int TILE_THREADS = 256;
 
-template <class OUT>
-DEVICE void stage_tiles(const Product<bf16, OUT>& p, bf16* x, bf16* w, int from_k) {
-    constexpr int PIECES = TILE_K / 8;
-    for (int i = threadIdx.x; i < TILE * PIECES; i += TILE_THREADS) {
-        const int row = i / PIECES, column = i % PIECES * 8;
-        const int left = p.k - from_k - column;
-        const bool in_x = row < p.count, in_w = p.first_column + row < p.n;
-        const bf16* x_row = p.x_row(in_x ? row : 0);
-        const bf16* w_row = p.w + (size_t)(p.first_column + (in_w ? row : 0)) * p.k;
-        const int at = left > 0 ? from_k + column : 0;
-        stage_8(x + row * STEP + column, x_row + at, in_x ? left : 0, p.k % 8 == 0);
-        stage_8(w + row * STEP + column, w_row + at, in_w ? left : 0, p.k % 8 == 0);
+// What one thread stages of every step: the same 8 columns of two rows of x and two of w, found
+// once.
+struct StagedRows {
+    static constexpr int PIECES = TILE_K / 8;
+    static constexpr int APART = TILE_THREADS / PIECES;  // rows that all threads stage together
+    static_assert(TILE == 2 * APART, "two rows a thread");
+
+    const bf16 *x[2], *w[2];
+    bool in_x[2], in_w[2];
+    int row, column, k;
+
+    template <class OUT>
+    DEVICE_METHOD explicit StagedRows(const Product<bf16, OUT>& p)
+        : row(threadIdx.x / PIECES), column(threadIdx.x % PIECES * 8), k(p.k) {
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int at = row + i * APART;
+            in_x[i] = at < p.count;
+            in_w[i] = p.first_column + at < p.n;
+            x[i] = p.x_row(in_x[i] ? at : 0);
+            w[i] = p.w + (size_t)(p.first_column + (in_w[i] ? at : 0)) * k;
+        }
     }
-}
+    // Columns from_k to from_k + TILE_K to two (TILE, STEP); zeros past every edge.
+    DEVICE_METHOD void stage(bf16* to_x, bf16* to_w, int from_k) const {
+        const int left = k - from_k - column, at = left > 0 ? from_k + column : 0;
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int to = (row + i * APART) * STEP + column;
+            stage_8(to_x + to, x[i] + at, in_x[i] ? left : 0, k % 8 == 0);
+            stage_8(to_w + to, w[i] + at, in_w[i] ? left : 0, k % 8 == 0);
+        }
+    }
+};
 
 // sum += x (64, TILE_K) · wᵀ (32, TILE_K) of this warp's part of a stage.
 DEVICE void multiply_stage(float (&sum)[4][4][4], const bf16* x, const bf16* w) {
@@ -89,16 +109,17 @@ DEVICE void multiply_tile(const Product<bf16, OUT>& p) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
     const int steps = (p.k + TILE_K - 1) / TILE_K;
+    const StagedRows rows(p);
     float sum[4][4][4] = {};
     for (int step = 0; step < STAGES - 1; step++) {
-        if (step < steps) stage_tiles(p, x_of(step), x_of(step) + TILE * STEP, step * TILE_K);
+        if (step < steps) rows.stage(x_of(step), x_of(step) + TILE * STEP, step * TILE_K);
         cp_async_commit();
     }
     for (int step = 0; step < steps; step++) {
         cp_async_wait<STAGES - 2>();
         __syncthreads();  // this step has arrived, and nobody reads the one before any more
         const int next = step + STAGES - 1;
-        if (next < steps) stage_tiles(p, x_of(next), x_of(next) + TILE * STEP, next * TILE_K);
+        if (next < steps) rows.stage(x_of(next), x_of(next) + TILE * STEP, next * TILE_K);
         cp_async_commit();
         const bf16* x = x_of(step);
         multiply_stage(sum, x + warp_row * STEP, x + (TILE + warp_column) * STEP);

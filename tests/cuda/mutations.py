@@ -61,7 +61,7 @@ MUTATIONS = [
              "            }\n            __syncthreads();", "            }", "head", "tsan"),
     Mutation("first tile row off by one", "matmul.cu", "s.m - p.first_row",
              "s.m - p.first_row - 1", "matmul"),
-    Mutation("unaligned copy", "matmul.cuh", "from_k + column : 0", "from_k + column + 1 : 0",
+    Mutation("unaligned copy", "matmul.cuh", "x[i] + at, in_x", "x[i] + at + 1, in_x",
              "matmul"),
     Mutation("the row's sum depends on its neighbours", "norm.cu", "int index = blockIdx",
              "int index = (blockIdx.x * blockDim.y + threadIdx.y) / 2 * 2 + 0 * blockIdx",
