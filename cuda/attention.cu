@@ -52,9 +52,9 @@ struct Attention {
     bf16* const k = q + ROWS * KEY_STEP;
     bf16* const v = k + B * KEY_STEP;
 
-    float scores[M][B / 8][4];  // of the block of keys at hand, then their weights
-    float sum[M][DV / 8][4];             // unnormalised output
-    float maximum[M][2], total[M][2];    // of each row's scores, and of its weights
+    float scores[M][B / 8][4];         // of the block of keys at hand, then their weights
+    float sum[M][DV / 8][4];           // unnormalised output
+    float maximum[M][2], total[M][2];  // of each row's scores, and of its weights
 
     DEVICE_METHOD Attention(const AttentionShape& shape, const AttentionData& data,
                             const AttentionTile* tile, bf16* shared)
@@ -64,6 +64,37 @@ struct Attention {
           keys(keys_of(tile_rows(), shape, data.positions)),
           q(shared) {}
 
+    DEVICE_METHOD void run() {
+        // Scores become powers of two: the capped ones are scaled already.
+        const float unit = (shape.cap != 0.0f ? 1.0f : shape.scale) * LOG2_E;
+        const int first = keys.first / B * B;
+        start();
+        stage_queries();
+        stage_keys(first);
+        for (int block = first; block < keys.end; block += B) {
+            cp_async_wait<0>();
+            __syncthreads();  // the keys are there, and nobody reads the values any more
+            stage_values(block);
+            multiply_keys();
+            cap_and_mask(block);
+            cp_async_wait<0>();
+            __syncthreads();  // the values are there, and nobody reads the keys any more
+            if (block + B < keys.end) stage_keys(block + B);
+            for_rows([&](int m, int half) { softmax_step(m, half, unit); });
+            multiply_values();
+        }
+        for_rows([&](int m, int half) { finish(m, half, unit); });
+    }
+
+    // Calls f(m, half) for each of this thread's rows.
+    template <class F>
+    DEVICE_METHOD void for_rows(F f) {
+        UNROLL
+        for (int m = 0; m < M; m++)
+            UNROLL
+            for (int half = 0; half < 2; half++) f(m, half);
+    }
+
     // Read again wherever it is needed, not kept: that is seldom, and registers are short.
     DEVICE_METHOD TileRows tile_rows() const { return rows_of(*tile, shape, blockIdx.y, ROWS); }
 
@@ -72,13 +103,10 @@ struct Attention {
     }
 
     DEVICE_METHOD void start() {
-        UNROLL
-        for (int m = 0; m < M; m++)
-            UNROLL
-            for (int half = 0; half < 2; half++) {
-                maximum[m][half] = NEGATIVE_INFINITY;
-                total[m][half] = 0.0f;
-            }
+        for_rows([&](int m, int half) {
+            maximum[m][half] = NEGATIVE_INFINITY;
+            total[m][half] = 0.0f;
+        });
         UNROLL
         for (int m = 0; m < M; m++)
             UNROLL
@@ -163,22 +191,19 @@ struct Attention {
                         scores[m][n][i] = soft_cap(scores[m][n][i] * shape.scale, shape.cap);
         if (block >= keys.first_common && block + B <= keys.end_common) return;
         const TileRows rows = tile_rows();
-        UNROLL
-        for (int m = 0; m < M; m++)
+        for_rows([&](int m, int half) {
+            const int row = row_of(m, half);
+            const int last = rows.has(row) ? data.positions[rows.query_of(row)] : -1;
+            const int first = first_key(shape, last);
             UNROLL
-            for (int half = 0; half < 2; half++) {
-                const int row = row_of(m, half);
-                const int last = rows.has(row) ? data.positions[rows.query_of(row)] : -1;
-                const int first = first_key(shape, last);
+            for (int n = 0; n < B / 8; n++)
                 UNROLL
-                for (int n = 0; n < B / 8; n++)
-                    UNROLL
-                    for (int i = 0; i < 2; i++) {
-                        const int key = block + n * 8 + threadIdx.x % 4 * 2 + i;
-                        if (key < first || key > last)
-                            scores[m][n][2 * half + i] = NEGATIVE_INFINITY;
-                    }
-            }
+                for (int i = 0; i < 2; i++) {
+                    const int key = block + n * 8 + threadIdx.x % 4 * 2 + i;
+                    if (key < first || key > last)
+                        scores[m][n][2 * half + i] = NEGATIVE_INFINITY;
+                }
+        });
     }
 
     // Turns the scores of a row into weights relative to its new maximum, and what was summed so
@@ -265,33 +290,6 @@ struct Attention {
                     out[column + i] = float_to_bf16(pair[i] * factor);
         }
     }
-
-    DEVICE_METHOD void run() {
-        const float unit = (shape.cap != 0.0f ? 1.0f : shape.scale) * LOG2_E;
-        const int first = keys.first / B * B;
-        start();
-        stage_queries();
-        stage_keys(first);
-        for (int block = first; block < keys.end; block += B) {
-            cp_async_wait<0>();
-            __syncthreads();  // the keys are there, and nobody reads the values any more
-            stage_values(block);
-            multiply_keys();
-            cap_and_mask(block);
-            cp_async_wait<0>();
-            __syncthreads();  // the values are there, and nobody reads the keys any more
-            if (block + B < keys.end) stage_keys(block + B);
-            UNROLL
-            for (int m = 0; m < M; m++)
-                UNROLL
-                for (int half = 0; half < 2; half++) softmax_step(m, half, unit);
-            multiply_values();
-        }
-        UNROLL
-        for (int m = 0; m < M; m++)
-            UNROLL
-            for (int half = 0; half < 2; half++) finish(m, half, unit);
-    }
 };
 
 template <int D, int DV, int M, int B>
@@ -301,11 +299,11 @@ DEVICE void attend(const AttentionShape& shape, const AttentionTile* tiles,
     Attention<D, DV, M, B>(shape, data, tiles + blockIdx.x, shared).run();
 }
 
-#define ATTENTION(name, D, DV, M, B)                                           \
-    KERNEL(WARPS * 32)                                                         \
+#define ATTENTION(name, D, DV, M, B)                                             \
+    KERNEL(WARPS * 32)                                                           \
     name(AttentionShape shape, const AttentionTile* tiles, AttentionData data) { \
-        attend<D, DV, M, B>(shape, tiles, data);                               \
-    }                                                                          \
+        attend<D, DV, M, B>(shape, tiles, data);                                 \
+    }                                                                            \
     REGISTER_KERNEL(name)
 
 ATTENTION(attention_64, 64, 64, 2, 64)

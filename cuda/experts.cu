@@ -127,7 +127,8 @@ route(int* experts, f32* weights, const f32* logits, const f32* correction, int 
     if (row >= (size_t)rows) return;
     Routing r;
     r.keys = shared + warp * rule.experts;
-    r.scores = reinterpret_cast<f32*>(shared + ROUTE_WARPS * rule.experts) + warp * rule.experts * 2;
+    f32* behind_keys = reinterpret_cast<f32*>(shared + ROUTE_WARPS * rule.experts);
+    r.scores = behind_keys + warp * rule.experts * 2;
     r.groups = r.scores + rule.experts;
 
     score_experts(logits + row * rule.experts, rule, r.scores);
@@ -206,7 +207,8 @@ place_choices(unsigned* places, unsigned* sources, ExpertTile* tiles, const int*
     const int first_tile = sum_below(expert, spare, tiles_of);
     for (int i = threadIdx.x; i < tiles_of(expert); i += 256) {
         const int left = count - i * tile_rows;
-        tiles[first_tile + i] = {expert, first + i * tile_rows, left < tile_rows ? left : tile_rows};
+        const int rows = left < tile_rows ? left : tile_rows;
+        tiles[first_tile + i] = {expert, first + i * tile_rows, rows};
     }
     if (expert == (int)gridDim.x - 1)
         for (int i = first_tile + tiles_of(expert) + threadIdx.x; i < tiles_max; i += 256)

@@ -93,8 +93,10 @@ DEVICE void multiply_stage(float (&sum)[4][4][4], const bf16* x, const bf16* w) 
         for (int m = 0; m < 4; m++)
             ldmatrix_x4(a[m], x + (m * 16 + lane % 16) * STEP + k + lane / 16 * 8);
         UNROLL
-        for (int n = 0; n < 2; n++)
-            ldmatrix_x4(b[n], w + (n * 16 + lane / 16 * 8 + lane % 8) * STEP + k + lane / 8 % 2 * 8);
+        for (int n = 0; n < 2; n++) {
+            const int row = n * 16 + lane / 16 * 8 + lane % 8;
+            ldmatrix_x4(b[n], w + row * STEP + k + lane / 8 % 2 * 8);
+        }
         UNROLL
         for (int m = 0; m < 4; m++)
             UNROLL

@@ -6,10 +6,13 @@ from device import BF16, F32, check, expect_close, expect_same, main, pointer, r
 
 Shape = struct(
     "Shape",
-    "heads:int kv_heads:int head_dim:int value_dim:int scale:float cap:float mask:int mask_size:int",
+    "heads:int kv_heads:int head_dim:int value_dim:int scale:float cap:float mask:int "
+    "mask_size:int",
 )
 Data = struct(
-    "Data", "out:pointer q:pointer k:pointer v:pointer positions:pointer spans:pointer sinks:pointer"
+    "Data",
+    "out:pointer q:pointer k:pointer v:pointer positions:pointer spans:pointer "
+    "sinks:pointer",
 )
 CAUSAL, WINDOW, CHUNK = 0, 1, 2
 SKEW = 8

@@ -25,9 +25,10 @@ REGISTERS_MAX = [
 ]
 # Instructions that must be there, at least so many; attention has as many of each as its unrolled
 # loops say.
+MMA = "HMMA.16816.F32.BF16"
 INSTRUCTIONS_MIN = [
-    (r"attention_\d+", {"HMMA.16816.F32.BF16": 64, "LDSM.16.M88.4": 8, "LDSM.16.MT88.4": 8, "LDGSTS": 3}),
-    (r"(expert_)?matmul_bf16", {"HMMA.16816.F32.BF16": 32, "LDSM.16.M88.4": 12, "LDGSTS": 2}),
+    (r"attention_\d+", {MMA: 64, "LDSM.16.M88.4": 8, "LDSM.16.MT88.4": 8, "LDGSTS": 3}),
+    (r"(expert_)?matmul_bf16", {MMA: 32, "LDSM.16.M88.4": 12, "LDGSTS": 2}),
 ]
 # Local memory, which a spill or an array indexed at run time would use.
 FORBIDDEN = ("LDL", "STL")
@@ -59,7 +60,8 @@ class Nvrtc:
         arguments = source.read_bytes(), source.name.encode(), len(headers), texts, names
         self.call("CreateProgram", ctypes.byref(program), *arguments)
         options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v"]
-        status = self.call("CompileProgram", program, len(options), strings([o.encode() for o in options]))
+        encoded = strings([option.encode() for option in options])
+        status = self.call("CompileProgram", program, len(options), encoded)
         log = self.text(program, "ProgramLog").decode(errors="replace")
         if status:
             raise SystemExit(f"{source.name} for sm_{architecture}:\n{log}")
@@ -116,7 +118,8 @@ def check_instructions(architecture, cubin, tools):
         for wanted, least in (first_match(INSTRUCTIONS_MIN, name) or {}).items():
             count = sum(i.startswith(wanted) for i in found)
             if count < least:
-                problems.append(f"sm_{architecture} {name}: {count} {wanted}, {least} are the least")
+                where = f"sm_{architecture} {name}"
+                problems.append(f"{where}: {count} {wanted}, {least} are the least")
         for unwanted in FORBIDDEN:
             if any(i.split(".")[0] == unwanted for i in found):
                 problems.append(f"sm_{architecture} {name}: uses local memory ({unwanted})")

@@ -138,7 +138,8 @@ def expect_close(what, got, exact, plain):
         ("mean", error.mean(), 1.5 * allowed.mean() + least),
         ("worst", error.max(), 2.0 * allowed.max() + 2 * least),
     ):
-        assert value <= bound, f"{what}: {name} error {value:.3g}, the plain path allows {bound:.3g}"
+        told = f"{what}: {name} error {value:.3g}"
+        assert value <= bound, f"{told}, the plain path allows {bound:.3g}"
 
 
 def expect_same(what, got, expected):

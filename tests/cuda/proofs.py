@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import build
 import compile
 import mutations
+import tidy
 
 MODULES = ("elementwise", "attention", "head", "matmul")
 # Build, order of threads, poison, and sizes: every pair of build, order and poison that matters
@@ -104,6 +105,7 @@ def main():
     full = parser.parse_args().full
     started, proofs = time.time(), Proofs()
     reports = []
+    proofs.prove("files keep to the house's rules", [tidy.check])
     for architecture in compile.ARCHITECTURES:
         parts, found = compiled(architecture)
         proofs.prove(f"kernels compile for sm_{architecture}, within budget, no spills", parts)
@@ -118,7 +120,8 @@ def main():
     parts += [lambda c=c: mutations.check_control(c) for c in controls]
     proofs.prove(f"{len(seeded)} seeded bugs are noticed", parts)
     print_resources(reports)
-    print(f"\n{proofs.count - proofs.failed} of {proofs.count} proofs, {time.time() - started:.0f} s")
+    proved = proofs.count - proofs.failed
+    print(f"\n{proved} of {proofs.count} proofs, {time.time() - started:.0f} s")
     sys.exit(1 if proofs.failed else 0)
 
 

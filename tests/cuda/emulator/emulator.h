@@ -152,8 +152,12 @@ T atomicAdd(T* at, T value) {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
 }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
-inline float __uint_as_float(unsigned bits) { return emulator::value_of<float>(emulator::slot_of(bits)); }
-inline unsigned __float_as_uint(float x) { return emulator::value_of<unsigned>(emulator::slot_of(x)); }
+inline float __uint_as_float(unsigned bits) {
+    return emulator::value_of<float>(emulator::slot_of(bits));
+}
+inline unsigned __float_as_uint(float x) {
+    return emulator::value_of<unsigned>(emulator::slot_of(x));
+}
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 // The twins of the wrappers in common.cuh.

@@ -103,7 +103,8 @@ void run_kernel() {
     me.line = -1;
     engine.alive--;
     if (engine.at_barrier)
-        fail("%s: thread %d ends while others wait at __syncthreads", engine.kernel->name, me.index);
+        fail("%s: thread %d ends while others wait at __syncthreads", engine.kernel->name,
+             me.index);
 }
 
 static uint64_t next_random() {

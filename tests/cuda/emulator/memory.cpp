@@ -26,7 +26,7 @@ static void* shared_memory(size_t bytes, size_t alignment) {
     arena_used = (arena_used + alignment - 1) / alignment * alignment;
     char* found = arena + arena_used;
     arena_used += bytes + 64;
-    if (arena_used > ARENA_BYTES) fail("shared memory of a process that looks for races is used up");
+    if (arena_used > ARENA_BYTES) fail("a process that looks for races has no shared memory left");
     return found;
 }
 #else

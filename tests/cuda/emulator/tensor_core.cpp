@@ -44,6 +44,10 @@ Slot load_matrices(const void* row, bool transposed, int line) {
                     transposed ? combine_ldmatrix<true> : combine_ldmatrix<false>);
 }
 
+static float half_of(unsigned pair, int half) {
+    return bf16_to_float((unsigned short)(pair >> (16 * half)));
+}
+
 // Fragments of mma.m16n8k16 (row, column): with g = lane / 4 and t = lane % 4, register i of A
 // holds row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next; register i of B holds column g,
 // rows 2 t + 8 i and the next; number i of D is at row g + 8 (i / 2), column 2 t + i % 2.
@@ -54,11 +58,10 @@ static void combine_mma(Slot* lanes) {
         const int g = lane / 4, t = lane % 4;
         for (int i = 0; i < 4; i++)
             for (int half = 0; half < 2; half++)
-                a[g + 8 * (i % 2)][2 * t + 8 * (i / 2) + half] =
-                    bf16_to_float((unsigned short)(brought.a[i] >> (16 * half)));
+                a[g + 8 * (i % 2)][2 * t + 8 * (i / 2) + half] = half_of(brought.a[i], half);
         for (int i = 0; i < 2; i++)
             for (int half = 0; half < 2; half++)
-                b[g][2 * t + 8 * i + half] = bf16_to_float((unsigned short)(brought.b[i] >> (16 * half)));
+                b[g][2 * t + 8 * i + half] = half_of(brought.b[i], half);
     }
     for (int lane = 0; lane < WARP; lane++) {
         auto taken = value_of<MmaFragments>(lanes[lane]);
