@@ -139,9 +139,9 @@ const KNOCKOUTS: &[Knockout] = &[
         })),
     ),
     ("rope's attention factor", |d| {
-        d.ropes.iter_mut().fold(false, |changed, rope| {
-            put(&mut rope.attention_factor, 1.0) || changed
-        })
+        let ropes = d.ropes.iter_mut();
+        let changed: Vec<bool> = ropes.map(|r| put(&mut r.attention_factor, 1.0)).collect();
+        changed.contains(&true)
     }),
     (
         "output bias",

@@ -73,11 +73,14 @@ fn open_and_score(folder: &Path) {
     }
 }
 
+/// A file's name and what is in it.
+type NamedFile = (String, Vec<u8>);
+
 /// config.json beside the weights of the teacher it came from, as far as it tells.
 pub struct Config {
     folder: TempDir,
     /// One teacher of each family: its `model_type` and its weight files.
-    weights: Vec<(String, Vec<(String, Vec<u8>)>)>,
+    weights: Vec<(String, Vec<NamedFile>)>,
 }
 
 impl Config {

@@ -158,8 +158,12 @@ const CASES: &[Case] = &[
         "unknown tensor",
         |t| {
             edit_header(t, |h| {
-                let x = h["model.norm.weight"].clone();
-                h.insert("model.layers.0.self_attn.q_norm.weight".into(), x);
+                let end = h
+                    .values()
+                    .filter_map(|t| t["data_offsets"][1].as_u64())
+                    .max();
+                let empty = json!({"dtype": "BF16", "shape": [0], "data_offsets": [end, end]});
+                h.insert("model.layers.0.self_attn.q_norm.weight".into(), empty);
             })
         },
         &["model.layers.0.self_attn.q_norm.weight"],
