@@ -33,6 +33,10 @@ pub enum Command {
     Run(RunArgs),
     /// Turn source rows into a token corpus.
     Prepare(Box<PrepareCommand>),
+    /// What a job will cost, from config.json and the corpus's lengths; no weights needed.
+    Plan(Box<PlanCommand>),
+    /// Score a small part of a job, measure everything, and give the bill for the rest.
+    Pilot(Box<PilotCommand>),
     /// Score a token corpus with a teacher; the same command again resumes.
     Score(ScoreCommand),
     /// Prove that every row is there, undamaged, aligned and from one teacher.
@@ -68,6 +72,27 @@ macro_rules! command_with_config {
     };
 }
 
+/// The options of `score` beside a command's own.
+macro_rules! command_beside_score {
+    ($name:ident, $options:ident) => {
+        #[derive(Args, Debug)]
+        pub struct $name {
+            #[command(flatten)]
+            pub options: $options,
+
+            #[command(flatten)]
+            pub score: ScoreArgs,
+
+            /// TOML file whose tables `score` and of this command's name hold options; the command
+            /// line wins.
+            #[arg(long, value_name = "FILE")]
+            pub config: Option<PathBuf>,
+        }
+    };
+}
+
+command_beside_score!(PlanCommand, PlanArgs);
+command_beside_score!(PilotCommand, PilotArgs);
 command_with_config!(PrepareCommand, PrepareArgs);
 command_with_config!(ScoreCommand, ScoreArgs);
 command_with_config!(VerifyCommand, VerifyArgs);
@@ -240,6 +265,82 @@ pub struct ScoreArgs {
 
 #[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct PlanArgs {
+    /// Tokens to plan for, where there is no corpus yet.
+    #[arg(long, value_name = "N")]
+    pub tokens: Option<u64>,
+
+    /// Rows among them [default: every token].
+    #[arg(long, value_name = "N")]
+    pub rows: Option<u64>,
+
+    /// Tokens of a sequence, without a corpus [default: 2048].
+    #[arg(long, value_name = "N")]
+    pub length: Option<usize>,
+
+    /// Device to plan for, by name, or cpu for this machine [default: a table of all known].
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
+
+    /// Dense peak of the device, in TFLOP/s [default: its maker's figure for bf16].
+    #[arg(long, value_name = "F")]
+    pub peak_tflops: Option<f64>,
+
+    /// Share of the peak that is reached [default: 0.4].
+    #[arg(long, value_name = "F")]
+    pub mfu: Option<f64>,
+
+    /// Price of one device for an hour.
+    #[arg(long, value_name = "P")]
+    pub price: Option<f64>,
+
+    /// Devices at work [default: 1].
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+
+    /// How often a device is reclaimed, for the shard size [default: 0.05].
+    #[arg(long, value_name = "F")]
+    pub reclaim_per_hour: Option<f64>,
+
+    /// What a commit costs, in seconds, for the shard size [default: 2].
+    #[arg(long, value_name = "F")]
+    pub commit_seconds: Option<f64>,
+}
+
+#[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct PilotArgs {
+    /// Share of the shards to score [default: 0.01, at least two shards].
+    #[arg(long, value_name = "F")]
+    pub fraction: Option<f64>,
+
+    /// Which shards: the same number gives the same ones [default: 0].
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// Store this many ids a row, so that any smaller k is in the set already.
+    #[arg(long, value_name = "N", conflicts_with = "k")]
+    pub k_max: Option<usize>,
+
+    /// Mean tail mass that the recommended k stays below [default: 0.01].
+    #[arg(long, value_name = "F")]
+    pub tail_below: Option<f64>,
+
+    /// Time to spend on trying token budgets, in seconds; 0 leaves it out [default: 10].
+    #[arg(long, value_name = "F")]
+    pub sweep_seconds: Option<f64>,
+
+    /// Price of this machine for an hour.
+    #[arg(long, value_name = "P")]
+    pub price: Option<f64>,
+
+    /// HTML page to write.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+}
+
+#[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct VerifyArgs {
     /// Folder of the scored set.
     pub out: Option<PathBuf>,
@@ -259,6 +360,10 @@ pub struct VerifyArgs {
     /// Move damaged shards aside, so that score makes them again.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub discard_damaged: Option<bool>,
+
+    /// HTML page with the findings to write.
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

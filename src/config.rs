@@ -10,11 +10,12 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use crate::cli::{PrepareArgs, ScoreArgs, VerifyArgs};
+use crate::cli::{PilotArgs, PlanArgs, PrepareArgs, ScoreArgs, VerifyArgs};
 use crate::corpus::{
     Format, LossRule, NullFields, OnProblem, RowRules, Straddle, TemplateDate, TemplatePlan,
     TemplateRules,
 };
+use crate::gpu::{self, Gpu};
 use crate::model::Unknown;
 use crate::products::{Dtype, Product, ProductPlan};
 
@@ -150,6 +151,131 @@ pub struct VerifySettings {
     pub teacher: Option<PathBuf>,
     pub clean: bool,
     pub discard_damaged: bool,
+    /// HTML page to write.
+    pub report: Option<PathBuf>,
+}
+
+/// Which devices to plan for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum GpuChoice {
+    /// Every one that is known.
+    Any,
+    /// This machine's processor.
+    Cpu,
+    Named(&'static Gpu),
+}
+
+/// Everything `plan` needs, resolved.
+#[derive(Clone, Debug)]
+pub struct PlanSettings {
+    /// Its corpus is empty where `has_corpus` is false, its out always.
+    pub score: ScoreSettings,
+    pub has_corpus: bool,
+    pub tokens: Option<u64>,
+    pub rows: Option<u64>,
+    pub length: Option<usize>,
+    pub gpu: GpuChoice,
+    pub peak_tflops: Option<f64>,
+    /// `None`: assumed.
+    pub mfu: Option<f64>,
+    pub price: Option<f64>,
+    pub count: u64,
+    pub reclaim_per_hour: f64,
+    pub commit_seconds: f64,
+}
+
+/// Everything `pilot` needs, resolved.
+#[derive(Clone, Debug)]
+pub struct PilotSettings {
+    pub score: ScoreSettings,
+    pub fraction: f64,
+    pub seed: u64,
+    /// Whether the set stores more ids than are needed, for any smaller k.
+    pub is_wide: bool,
+    pub tail_below: f64,
+    pub sweep_seconds: f64,
+    pub price: Option<f64>,
+    pub report: Option<PathBuf>,
+}
+
+impl PlanSettings {
+    pub fn resolve(mut score: ScoreArgs, args: PlanArgs) -> Result<PlanSettings> {
+        let has_corpus = score.corpus.is_some();
+        score.corpus.get_or_insert_default();
+        score.out.get_or_insert_default();
+        ensure!(
+            args.rows
+                .is_none_or(|rows| args.tokens.is_some_and(|tokens| rows <= tokens)),
+            "rows: expected at most --tokens, found {}",
+            args.rows.unwrap_or_default()
+        );
+        Ok(PlanSettings {
+            score: ScoreSettings::resolve(score)?,
+            has_corpus,
+            tokens: args.tokens,
+            rows: args.rows,
+            length: at_least_one(args.length, "length")?,
+            gpu: match args.gpu.as_deref() {
+                None => GpuChoice::Any,
+                Some("cpu") => GpuChoice::Cpu,
+                Some(name) => GpuChoice::Named(named_gpu(name)?),
+            },
+            peak_tflops: within(args.peak_tflops, "peak-tflops", f64::MAX)?,
+            mfu: within(args.mfu, "mfu", 1.0)?,
+            price: within(args.price, "price", f64::MAX)?,
+            count: args.count.unwrap_or(1).max(1),
+            reclaim_per_hour: args.reclaim_per_hour.unwrap_or(0.05),
+            commit_seconds: within(args.commit_seconds, "commit-seconds", f64::MAX)?.unwrap_or(2.0),
+        })
+    }
+}
+
+impl PilotSettings {
+    pub fn resolve(mut score: ScoreArgs, args: PilotArgs) -> Result<PilotSettings> {
+        let is_wide = args.k_max.is_some();
+        score.k = at_least_one(args.k_max, "k-max")?.or(score.k);
+        let seconds = args.sweep_seconds.unwrap_or(10.0);
+        ensure!(
+            (0.0..=3600.0).contains(&seconds),
+            "sweep-seconds: expected 0 to 3600, found {seconds}"
+        );
+        Ok(PilotSettings {
+            score: ScoreSettings::resolve(score)?,
+            fraction: within(args.fraction, "fraction", 1.0)?.unwrap_or(0.01),
+            seed: args.seed.unwrap_or(0),
+            is_wide,
+            tail_below: within(args.tail_below, "tail-below", 1.0)?.unwrap_or(0.01),
+            sweep_seconds: seconds,
+            price: within(args.price, "price", f64::MAX)?,
+            report: args.report,
+        })
+    }
+}
+
+fn named_gpu(name: &str) -> Result<&'static Gpu> {
+    Gpu::find(name).ok_or_else(|| {
+        let names: Vec<_> = gpu::TABLE.iter().map(|gpu| gpu.name).collect();
+        anyhow!(
+            "gpu: expected cpu, {}, found {name:?}; for another device give --peak-tflops",
+            names.join(", ")
+        )
+    })
+}
+
+/// A number above 0 and at most `most`.
+fn within(value: Option<f64>, option: &str, most: f64) -> Result<Option<f64>> {
+    if let Some(v) = value {
+        let bound = if most < f64::MAX {
+            format!(" and at most {most}")
+        } else {
+            String::new()
+        };
+        ensure!(
+            v > 0.0 && v <= most,
+            "{option}: expected a number above 0{bound}, found {v}"
+        );
+    }
+    Ok(value)
 }
 
 impl PrepareSettings {
@@ -227,6 +353,7 @@ impl VerifySettings {
             teacher: args.teacher,
             clean: args.clean.unwrap_or(false),
             discard_damaged: args.discard_damaged.unwrap_or(false),
+            report: args.report,
         })
     }
 }
@@ -274,6 +401,22 @@ impl FromJob for ScoreArgs {
         let prepare: PrepareArgs = job.args("prepare")?;
         args.corpus = args.corpus.or(prepare.out);
         Ok(args)
+    }
+}
+
+impl FromJob for PlanArgs {
+    const TABLE: &'static str = "plan";
+
+    fn of_job(job: &JobFile) -> Result<PlanArgs> {
+        job.args("plan")
+    }
+}
+
+impl FromJob for PilotArgs {
+    const TABLE: &'static str = "pilot";
+
+    fn of_job(job: &JobFile) -> Result<PilotArgs> {
+        job.args("pilot")
     }
 }
 
@@ -329,9 +472,24 @@ impl Rebase for ScoreArgs {
     }
 }
 
+impl Rebase for PlanArgs {
+    fn rebase(&mut self, _folder: &Path) {}
+}
+
+impl Rebase for PilotArgs {
+    fn rebase(&mut self, folder: &Path) {
+        self.report.iter_mut().for_each(|p| *p = folder.join(&*p));
+    }
+}
+
 impl Rebase for VerifyArgs {
     fn rebase(&mut self, folder: &Path) {
-        let paths = [&mut self.teacher, &mut self.corpus, &mut self.out];
+        let paths = [
+            &mut self.teacher,
+            &mut self.corpus,
+            &mut self.out,
+            &mut self.report,
+        ];
         paths
             .into_iter()
             .flatten()
@@ -339,7 +497,7 @@ impl Rebase for VerifyArgs {
     }
 }
 
-/// A job's TOML file: the tables `prepare`, `score` and `verify`.
+/// A job's TOML file: the tables `prepare`, `plan`, `pilot`, `score` and `verify`.
 #[derive(Debug)]
 pub struct JobFile {
     path: PathBuf,
@@ -347,7 +505,7 @@ pub struct JobFile {
 }
 
 impl JobFile {
-    const TABLES: [&'static str; 3] = ["prepare", "score", "verify"];
+    const TABLES: [&'static str; 5] = ["prepare", "plan", "pilot", "score", "verify"];
 
     /// Reads the file and lays the overrides (`table.key=value`) over it.
     pub fn read(path: &Path, overrides: &[String]) -> Result<JobFile> {
@@ -358,7 +516,7 @@ impl JobFile {
         for (name, value) in &tables {
             ensure!(
                 Self::TABLES.contains(&name.as_str()) && value.is_table(),
-                "{}: expected only the tables [prepare], [score] and [verify], found {name:?}",
+                "{}: expected only the tables [prepare], [plan], [pilot], [score] and [verify], found {name:?}",
                 path.display()
             );
         }
@@ -398,7 +556,7 @@ fn override_one(tables: &mut Table, text: &str) -> Result<()> {
     };
     ensure!(
         JobFile::TABLES.contains(&table),
-        "set: expected a key of prepare, score or verify, found {text:?}"
+        "set: expected a key of prepare, plan, pilot, score or verify, found {text:?}"
     );
     let value = Table::from_str(&format!("v = {value}"))
         .ok()

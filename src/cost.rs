@@ -1,5 +1,9 @@
 //! Memory and work, by pure arithmetic on a description: nothing here looks at a machine.
 
+pub mod bill;
+pub mod device;
+pub mod spread;
+
 use crate::model::{Description, Limits};
 use crate::products::ProductPlan;
 
@@ -115,4 +119,9 @@ impl RunShape<'_> {
         // The tables are made in host memory before they go where the backend computes.
         ((numbers.sum::<usize>() * 2 + temperature) * F32 * 2) as u64
     }
+}
+
+/// What every logit of every row would take in bf16.
+pub fn full_logits_bytes(rows: u64, vocab: usize) -> u64 {
+    rows * vocab as u64 * 2
 }

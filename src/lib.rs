@@ -21,6 +21,8 @@
 //! | [`canonical`] | canonical JSON, seals, sha256 | nothing |
 //! | [`products`] | what a pass stores per row: names, dtypes, encoding | nothing |
 //! | [`progress`] | the only code that draws | nothing |
+//! | [`gpu`] | devices by their makers' figures | nothing |
+//! | [`report`] | HTML pages and plots, made of strings | nothing |
 //! | [`mapped`] | read-only memory maps | nothing |
 //! | [`corpus`] | source rows, chat template, tokens and loss mask, shard views, the shift | canonical |
 //! | [`backend`] | the trait with the shape of every op; the CPU | products |
@@ -51,9 +53,11 @@ pub mod commands;
 pub mod config;
 pub mod corpus;
 pub mod cost;
+pub mod gpu;
 pub mod mapped;
 pub mod model;
 pub mod products;
 pub mod progress;
+pub mod report;
 pub mod score;
 pub mod store;

@@ -194,7 +194,8 @@ impl ProductPlan {
         self.products().map(|p| self.row_bytes(p)).sum()
     }
 
-    fn row_bytes(&self, product: Product) -> usize {
+    /// Bytes that one product of a row takes.
+    pub fn row_bytes(&self, product: Product) -> usize {
         product.dtype(self.logp_dtype).size() * product.width(self.k).unwrap_or(1)
     }
 }

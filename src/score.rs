@@ -3,6 +3,7 @@
 //! Architecture invariant: nothing here opens a file, draws, or knows where rows are kept.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 
@@ -21,10 +22,26 @@ pub enum Proceed {
 }
 
 /// What a wave did, for whoever watches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct WaveDone {
+#[derive(Clone, Copy, Debug)]
+pub struct WaveDone<'a> {
     pub tokens: usize,
     pub rows: usize,
+    pub batches: &'a [PackedBatch],
+    /// Entry i of batch b is row i of `batches[b].rows`.
+    pub scored: &'a [HeadRows],
+}
+
+/// Where the time of a shard went.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ShardSeconds {
+    /// Cutting the shard into batches and laying sequences end to end.
+    pub pack: f64,
+    /// The forward pass, head and reduction included.
+    pub compute: f64,
+    /// Encoding rows into their final place.
+    pub place: f64,
+    /// In `watch`.
+    pub watch: f64,
 }
 
 /// How a shard is cut and what is kept of it.
@@ -46,6 +63,15 @@ pub struct ScoredShard {
     pub tokens: usize,
     /// Probability on head rows beyond the tokenizer, summed over rows.
     pub padded_mass: f64,
+    pub seconds: ShardSeconds,
+}
+
+/// Adds the time of `work` to `seconds`.
+fn timed<T>(seconds: &mut f64, work: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let done = work();
+    *seconds += started.elapsed().as_secs_f64();
+    done
 }
 
 /// Scores every row of a range of sequences. `None` when `watch` said stop.
@@ -55,36 +81,50 @@ pub struct ScoredShard {
 pub fn score_shard<B: Backend>(
     decoder: &mut Decoder<B>,
     job: &ShardJob,
-    watch: &mut dyn FnMut(WaveDone) -> Proceed,
+    watch: &mut dyn FnMut(&WaveDone) -> Proceed,
 ) -> Result<Option<ScoredShard>> {
-    let plan = PackPlan::new(&job.shard, job.sequences.clone(), job.token_budget);
-    let mut sink = RowSink::new(job.products, plan.rows());
+    let mut seconds = ShardSeconds::default();
+    let plan = timed(&mut seconds.pack, || {
+        PackPlan::new(&job.shard, job.sequences.clone(), job.token_budget)
+    });
+    let mut sink = timed(&mut seconds.place, || {
+        RowSink::new(job.products, plan.rows())
+    });
     let (mut tokens, mut padded_mass) = (0, 0.0);
     let mut batches = plan.batches(job.shard).peekable();
-    while batches.peek().is_some() {
-        let wave: Vec<PackedBatch> = batches.by_ref().take(job.wave).collect();
+    while timed(&mut seconds.pack, || batches.peek().is_some()) {
+        let wave: Vec<PackedBatch> = timed(&mut seconds.pack, || {
+            batches.by_ref().take(job.wave).collect()
+        });
         let mut scored: Vec<HeadRows> = wave
             .iter()
             .map(|batch| HeadRows::with_capacity(batch.rows.len(), job.products.k))
             .collect();
-        decoder.score(&wave, &mut scored)?;
-        let mut done = WaveDone::default();
-        for (batch, rows) in wave.iter().zip(&scored) {
-            place(batch, rows, &mut sink)?;
-            padded_mass += rows.padded_mass.iter().map(|&m| f64::from(m)).sum::<f64>();
-            done.tokens += batch.tokens.len();
-            done.rows += batch.rows.len();
-        }
+        timed(&mut seconds.compute, || decoder.score(&wave, &mut scored))?;
+        timed(&mut seconds.place, || {
+            let mut pairs = wave.iter().zip(&scored);
+            pairs.try_for_each(|(batch, rows)| place(batch, rows, &mut sink))
+        })?;
+        let masses = scored.iter().flat_map(|rows| &rows.padded_mass);
+        padded_mass += masses.map(|&m| f64::from(m)).sum::<f64>();
+        let done = WaveDone {
+            tokens: wave.iter().map(|batch| batch.tokens.len()).sum(),
+            rows: wave.iter().map(|batch| batch.rows.len()).sum(),
+            batches: &wave,
+            scored: &scored,
+        };
         tokens += done.tokens;
+        let said = timed(&mut seconds.watch, || watch(&done));
         // A shard that is done is kept, whoever says stop.
-        if watch(done) == Proceed::Stop && batches.peek().is_some() {
+        if said == Proceed::Stop && batches.peek().is_some() {
             return Ok(None);
         }
     }
     Ok(Some(ScoredShard {
-        arrays: sink.finish(),
+        arrays: timed(&mut seconds.place, || sink.finish()),
         tokens,
         padded_mass,
+        seconds,
     }))
 }
 

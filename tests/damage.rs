@@ -48,6 +48,7 @@ fn settings(out: &Path) -> VerifySettings {
         teacher: None,
         clean: false,
         discard_damaged: false,
+        report: None,
     }
 }
 

@@ -6,6 +6,7 @@
 //! is in the buffer.
 
 pub mod cpu;
+pub mod observed;
 mod weight;
 
 use std::ops::Range;

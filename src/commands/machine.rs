@@ -46,6 +46,14 @@ fn group_memory() -> Option<u64> {
     Some(number("memory.max")?.saturating_sub(used))
 }
 
+/// Bytes that belong to this process alone, as the system counts them now.
+pub fn memory_of_process() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
 /// Which kdscore this is: version and, where it was built from a checkout, the commit.
 pub fn build() -> Value {
     json!({

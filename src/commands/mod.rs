@@ -1,6 +1,8 @@
 //! One file per command. A command does its work and hands back an [`Outcome`]; `main` prints it.
 
 mod machine;
+mod pilot;
+mod plan;
 mod prepare;
 mod run;
 mod score;
@@ -11,14 +13,19 @@ mod teacher;
 mod text;
 mod try_teacher;
 pub mod verify;
+mod verify_page;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::cli::{Cli, Command};
-use crate::config::{PrepareSettings, ScoreSettings, VerifySettings, join};
+use crate::config::{
+    PilotSettings, PlanSettings, PrepareSettings, ScoreSettings, VerifySettings, join,
+};
+use crate::store::{FileParts, LocalDisk, Store};
 
 /// What a command found out: the same facts as text for people and as one JSON object.
 #[derive(Debug)]
@@ -66,6 +73,18 @@ pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
             let args = join(command.config.as_deref(), &command.options)?;
             prepare::prepare(PrepareSettings::resolve(args)?, interrupt)
         }
+        Command::Plan(command) => {
+            let config = command.config.as_deref();
+            let score = join(config, &command.score)?;
+            let args = join(config, &command.options)?;
+            plan::plan(&PlanSettings::resolve(score, args)?)
+        }
+        Command::Pilot(command) => {
+            let config = command.config.as_deref();
+            let score = join(config, &command.score)?;
+            let args = join(config, &command.options)?;
+            pilot::pilot(&PilotSettings::resolve(score, args)?, interrupt)
+        }
         Command::Score(command) => {
             let args = join(command.config.as_deref(), &command.options)?;
             score::score(&ScoreSettings::resolve(args)?, interrupt)
@@ -78,4 +97,16 @@ pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
         Command::Status(args) => status::status(&args.out),
         Command::Show(args) => show::show(&args),
     }
+}
+
+/// Writes a page for people, replacing one that is there.
+fn write_page(path: &Path, html: &str) -> Result<()> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name =
+        name.with_context(|| format!("report: expected a file, found {}", path.display()))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    LocalDisk::new(folder).put(&[FileParts {
+        name,
+        parts: &[html.as_bytes()],
+    }])
 }

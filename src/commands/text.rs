@@ -85,6 +85,41 @@ pub fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()
 }
 
+/// Three digits and a decimal prefix: 118800000000.0 bytes as "119 GB".
+pub fn si(value: f64, unit: &str) -> String {
+    const PREFIXES: [(f64, &str); 7] = [
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+        (1e3, "k"),
+        (1.0, ""),
+    ];
+    // 999.9 of a unit rounds to 1,000 and belongs to the next.
+    let fits = |(factor, _): &&(f64, &str)| value.abs() >= factor * 0.9995;
+    let (factor, prefix) = PREFIXES.iter().find(fits).unwrap_or(&PREFIXES[6]);
+    let text = format!("{} {prefix}{unit}", figure(value / factor));
+    text.trim_end().to_owned()
+}
+
+/// A number of parameters as people say it: "70.6 B".
+pub fn billions(n: u64) -> String {
+    si(n as f64, "").replace('G', "B")
+}
+
+/// A number with three digits that count, or all before the point.
+pub fn figure(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".to_owned(),
+        v if v >= 1000.0 => count(value.round() as u64),
+        v if v >= 99.95 => format!("{value:.0}"),
+        v if v >= 9.995 => format!("{value:.1}"),
+        v if v >= 0.01 => format!("{value:.2}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
 /// The end of `text`, at most `width` columns wide, with … for what is left out before it.
 pub fn tail_of(text: &str, width: usize) -> String {
     if text.width() <= width {
@@ -113,6 +148,15 @@ mod tests {
         ];
         let text = table(&[("a", Align::Left), ("n", Align::Right)], &rows);
         assert_eq!(text, "a      n\n────  ──\n日本   1\né     22\n");
+    }
+
+    #[test]
+    fn figures_have_three_digits() {
+        let shown = [118.8e9, 999.9e9, 1.4e20, 198.0, 0.5].map(|v| si(v, "B"));
+        assert_eq!(shown, ["119 GB", "1.00 TB", "140 EB", "198 B", "0.50 B"]);
+        assert_eq!(si(70.6e9, ""), "70.6 G");
+        let shown = [98.25, 4096.4, 0.00012].map(figure);
+        assert_eq!(shown, ["98.2", "4,096", "1.20e-4"]);
     }
 
     #[test]

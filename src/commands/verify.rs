@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Interrupt, Outcome, Status};
+use super::{Interrupt, Outcome, Status, verify_page, write_page};
 use crate::config::VerifySettings;
-use crate::progress::Progress;
+use crate::progress::{self, Progress};
 use crate::store::job::identity;
 use crate::store::leftovers::Besides;
 use crate::store::shift::{Alignment, ERRORS_MIN, PAIRS_MIN, Paired};
@@ -48,7 +48,18 @@ pub fn verify(
         let removed = besides.leftovers.iter().filter(|l| l.removable);
         done.extend(removed.map(|l| format!("removed    {}", set.place(&l.name))));
     }
-    outcome(&set, settings, &report, &done)
+    let outcome = outcome(&set, settings, &report, &done)?;
+    if let Some(path) = &settings.report {
+        let besides = set.besides()?;
+        let verdict = verdict(settings, &report);
+        let leftovers = leftover_lines(&set, &besides);
+        write_page(
+            path,
+            &verify_page::page(&set, &report, &verdict, &leftovers),
+        )?;
+        progress::note(&format!("report: {}", path.display()));
+    }
+    Ok(outcome)
 }
 
 fn open_corpus(set: &ScoredSet, settings: &VerifySettings) -> Result<CorpusReader> {

@@ -15,12 +15,14 @@ mod rope;
 mod spelling;
 mod teacher;
 mod weights;
+mod work;
 
 pub use checkpoint::Checkpoint;
 pub use decoder::{Decoder, Limits, Vocabulary};
 pub use description::Description;
 pub use fingerprint::{FileHashes, HashCache, file_states, teacher_fingerprint};
 pub use teacher::{Teacher, Unknown};
+pub use work::{Demand, Parameters, Work};
 
 use std::path::Path;
 

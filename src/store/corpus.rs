@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Bytes, LocalDisk, NpyFile, Store};
+use super::{Bytes, LocalDisk, NpyFile, PlannedShard, Store};
 use crate::canonical::{self, Seal};
 use crate::corpus::CorpusShard;
 
@@ -199,6 +199,17 @@ impl CorpusReader {
             );
         }
         Ok(files)
+    }
+
+    /// Tokens of a planned shard.
+    pub fn tokens_of(&self, planned: &PlannedShard) -> Result<u64> {
+        let shard = self
+            .shard_index(&planned.corpus_shard)
+            .with_context(|| format!("expected corpus shard {}", planned.corpus_shard))?;
+        let files = self.shard(shard)?;
+        let offsets = files.view()?.offsets();
+        let range = planned.range();
+        Ok((offsets[range.end] - offsets[range.start]) as u64)
     }
 
     /// Rows of a shard: as stated, or counted.

@@ -10,6 +10,8 @@
 //! | `job`, `manifest` | what a scored set means, and the commit record of a shard |
 //! | `scored`, `commit`, `rows` | the scored set: opened, added to, read row by row |
 //! | `verify`, `check`, `shift` | the proof that a set is whole, undamaged and aligned |
+//! | `size` | what a set will weigh |
+//! | `timed` | a store that notes how long its writes take |
 //! | `leftovers` | what nothing names, and damaged shards put aside |
 //!
 //! Architecture invariant: nothing outside this module creates, renames or removes a file, and
@@ -29,6 +31,8 @@ pub mod npy;
 pub mod rows;
 pub mod scored;
 pub mod shift;
+pub mod size;
+pub mod timed;
 pub mod verify;
 
 use std::fmt::Debug;

@@ -180,6 +180,17 @@ impl ScoredSet {
         self.store
             .append(&format!("{LOG}/{worker}.jsonl"), text.as_bytes())
     }
+
+    /// What `worker` noted, in order. A line that a crash cut short is left out.
+    pub fn log_lines(&self, worker: &str) -> Result<Vec<Value>> {
+        check_id(worker).context("log")?;
+        let bytes = self.store.read(&format!("{LOG}/{worker}.jsonl"))?;
+        let text = bytes.map_or(String::new(), |b| String::from_utf8_lossy(&b).into_owned());
+        let lines = text
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        Ok(lines.collect())
+    }
 }
 
 /// A folder without job.json may be empty, hold what a killed run left, or the shards of this very

@@ -7,6 +7,7 @@ mod experts;
 mod linear;
 mod math;
 mod norm;
+mod peak;
 mod reduce;
 
 use anyhow::Result;
@@ -88,6 +89,11 @@ impl Cpu {
     pub fn scratch_bytes(inner_max: usize, value_dim: usize) -> usize {
         let thread = linear::scratch_elements(inner_max) + attention::scratch_elements(value_dim);
         rayon::current_num_threads() * (thread * size_of::<f32>() + GEMM_SCRATCH_BYTES)
+    }
+
+    /// FLOP/s that this machine's f32 products reach at best, measured now.
+    pub fn peak_flops() -> f64 {
+        peak::gemm_peak_flops()
     }
 }
 

@@ -1,0 +1,182 @@
+//! What looks wrong with a teacher or a corpus, judged from a pilot's figures.
+
+use crate::store::shift::{Alignment, ShiftTest};
+
+/// A teacher that spreads its probability this evenly, of ln V, has hardly learnt a thing.
+const UNIFORM_SHARE: f64 = 0.8;
+/// Sequences that begin with the token the tokenizer puts first.
+const BOS_SHARE: f64 = 0.5;
+/// Mass on head rows that are no tokens.
+const PADDED_MASS: f64 = 1e-3;
+/// Sequences of exactly the greatest length: so many, and such a share, look cut.
+const CUT_COUNT: u64 = 5;
+const CUT_SHARE: f64 = 0.01;
+
+/// The figures alarms are judged by.
+#[derive(Clone, Copy, Debug)]
+pub struct Signs {
+    pub rows: u64,
+    pub mean_entropy: f64,
+    pub vocab: usize,
+    /// Mean probability on head rows beyond the tokenizer.
+    pub padded_mass: f64,
+    pub sequences: u64,
+    /// Sequences that begin with the token the tokenizer puts before every text; `None`: it puts
+    /// none, or there is no tokenizer.
+    pub with_bos: Option<u64>,
+    pub longest: usize,
+    /// Sequences of that length, and those among them that end in a stop token.
+    pub at_longest: u64,
+    pub at_longest_stopped: u64,
+    pub shift: ShiftTest,
+}
+
+/// Something that a person should look at before paying.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Alarm {
+    pub name: &'static str,
+    pub text: String,
+}
+
+/// All that the signs raise, worst first.
+pub fn alarms(signs: &Signs) -> Vec<Alarm> {
+    let judged = [
+        near_uniform(signs),
+        shifted(signs),
+        missing_bos(signs),
+        padded(signs),
+        truncated(signs),
+    ];
+    judged.into_iter().flatten().collect()
+}
+
+fn near_uniform(s: &Signs) -> Option<Alarm> {
+    let most = (s.vocab as f64).ln();
+    (s.rows > 0 && s.mean_entropy > UNIFORM_SHARE * most).then(|| Alarm {
+        name: "near-uniform teacher",
+        text: format!(
+            "mean entropy {:.2} of at most {most:.2} nats: the teacher hardly prefers any token; are its weights trained, whole and of this architecture?",
+            s.mean_entropy
+        ),
+    })
+}
+
+fn shifted(s: &Signs) -> Option<Alarm> {
+    let Alignment::Shifted(step) = s.shift.alignment() else {
+        return None;
+    };
+    Some(Alarm {
+        name: "shifted rows",
+        text: format!(
+            "rows fit the token {step:+} from their target better than the target: the tokens are shifted, or the teacher only repeats its input"
+        ),
+    })
+}
+
+fn missing_bos(s: &Signs) -> Option<Alarm> {
+    let with = s.with_bos?;
+    let share = with as f64 / s.sequences.max(1) as f64;
+    (s.sequences > 0 && share < BOS_SHARE).then(|| Alarm {
+        name: "missing first token",
+        text: format!(
+            "the tokenizer puts a first token before every text, but {:.0} % of the sequences begin with it: a teacher that was trained with it scores worse without",
+            100.0 * share
+        ),
+    })
+}
+
+fn padded(s: &Signs) -> Option<Alarm> {
+    (s.rows > 0 && s.padded_mass > PADDED_MASS).then(|| Alarm {
+        name: "mass on padded vocabulary",
+        text: format!(
+            "{:.2} % of the probability lies on head rows beyond the tokenizer; --vocab-limit leaves them out of the softmax",
+            100.0 * s.padded_mass
+        ),
+    })
+}
+
+fn truncated(s: &Signs) -> Option<Alarm> {
+    let open = s.at_longest - s.at_longest_stopped;
+    let share = open as f64 / s.sequences.max(1) as f64;
+    (open >= CUT_COUNT && share > CUT_SHARE).then(|| Alarm {
+        name: "truncated-looking sequences",
+        text: format!(
+            "{open} sequences ({:.1} %) have exactly {} tokens, the most of any, and don't end in a stop token: they look cut",
+            100.0 * share,
+            s.longest
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound() -> Signs {
+        Signs {
+            rows: 1000,
+            mean_entropy: 2.0,
+            vocab: 1000,
+            padded_mass: 1e-5,
+            sequences: 100,
+            with_bos: Some(100),
+            longest: 512,
+            at_longest: 1,
+            at_longest_stopped: 0,
+            shift: ShiftTest::default(),
+        }
+    }
+
+    fn names(signs: Signs) -> Vec<&'static str> {
+        alarms(&signs).iter().map(|alarm| alarm.name).collect()
+    }
+
+    #[test]
+    fn a_sound_pilot_raises_none_and_each_sign_raises_its_own() {
+        assert!(names(sound()).is_empty());
+        let none = names(Signs {
+            with_bos: None,
+            ..sound()
+        });
+        assert!(none.is_empty(), "a tokenizer without a first token");
+        let cases = [
+            (
+                "near-uniform teacher",
+                Signs {
+                    mean_entropy: 6.5,
+                    ..sound()
+                },
+            ),
+            (
+                "missing first token",
+                Signs {
+                    with_bos: Some(3),
+                    ..sound()
+                },
+            ),
+            (
+                "mass on padded vocabulary",
+                Signs {
+                    padded_mass: 0.01,
+                    ..sound()
+                },
+            ),
+            (
+                "truncated-looking sequences",
+                Signs {
+                    at_longest: 9,
+                    ..sound()
+                },
+            ),
+        ];
+        for (name, signs) in cases {
+            assert_eq!(names(signs), [name]);
+        }
+        let ended = Signs {
+            at_longest: 9,
+            at_longest_stopped: 9,
+            ..sound()
+        };
+        assert!(names(ended).is_empty(), "they end as they should");
+    }
+}
