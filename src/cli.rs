@@ -21,6 +21,10 @@ pub struct Cli {
     #[arg(long, global = true, display_order = 1000)]
     pub json: bool,
 
+    /// No progress and no notes on stderr; errors still stand there.
+    #[arg(long, global = true)]
+    pub quiet: bool,
+
     /// Worker threads on the CPU [default: all cores]. Never changes a stored bit.
     #[arg(long, global = true, value_name = "N", display_order = 1000,
           value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -261,6 +265,14 @@ pub struct ScoreArgs {
     /// Refuse to add to shards made on another device model, libraries, kernels or build.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
     pub same_device: Option<bool>,
+
+    /// File to add events to while scoring, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+
+    /// File to keep the current figures in while scoring, in Prometheus' text form.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
 }
 
 #[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]

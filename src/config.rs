@@ -122,6 +122,15 @@ pub struct PrepareSettings {
     pub vocab_size: Option<usize>,
 }
 
+/// Files that tell machines how a pass goes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Listeners {
+    /// JSON lines, added to.
+    pub events: Option<PathBuf>,
+    /// Prometheus' text form, replaced.
+    pub metrics: Option<PathBuf>,
+}
+
 /// Everything `score` needs, resolved, but for what only the machine can tell.
 #[derive(Clone, Debug)]
 pub struct ScoreSettings {
@@ -140,6 +149,7 @@ pub struct ScoreSettings {
     /// What to do with config keys and tensors that kdscore doesn't know.
     pub unknown: Unknown,
     pub same_device: bool,
+    pub listeners: Listeners,
 }
 
 /// Everything `verify` needs, resolved.
@@ -341,6 +351,10 @@ impl ScoreSettings {
                 _ => Unknown::Refuse,
             },
             same_device: args.same_device.unwrap_or(false),
+            listeners: Listeners {
+                events: args.events,
+                metrics: args.metrics,
+            },
         })
     }
 }
@@ -464,7 +478,13 @@ impl Rebase for PrepareArgs {
 
 impl Rebase for ScoreArgs {
     fn rebase(&mut self, folder: &Path) {
-        let paths = [&mut self.teacher, &mut self.corpus, &mut self.out];
+        let paths = [
+            &mut self.teacher,
+            &mut self.corpus,
+            &mut self.out,
+            &mut self.events,
+            &mut self.metrics,
+        ];
         paths
             .into_iter()
             .flatten()

@@ -44,6 +44,9 @@ fn run(cli: Cli) -> anyhow::Result<Outcome> {
             }
         }
     });
+    if cli.quiet {
+        progress::be_quiet();
+    }
     if let Some(threads) = cli.threads {
         rayon::ThreadPoolBuilder::new()
             .num_threads(threads.into())

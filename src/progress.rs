@@ -2,12 +2,25 @@
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Between two lines of progress when stderr is a file or a pipe.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Whether nothing is drawn; set once, before any work.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Draws nothing from now on.
+pub fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
 
 /// Progress over a known amount of work, with rate and time left. On a terminal a bar; elsewhere
 /// a line every few seconds.
@@ -26,7 +39,8 @@ impl Progress {
     /// `label` says what is done ("scoring"), `unit` what is counted ("rows").
     pub fn new(label: &'static str, unit: &'static str, total: u64, already: u64) -> Progress {
         let terminal = std::io::stderr().is_terminal();
-        let target = if terminal {
+        let (draws, lines) = (terminal && !is_quiet(), !terminal && !is_quiet());
+        let target = if draws {
             ProgressDrawTarget::stderr_with_hz(5)
         } else {
             ProgressDrawTarget::hidden()
@@ -48,7 +62,7 @@ impl Progress {
             unit,
             started: Instant::now(),
             already,
-            plain: (!terminal).then(|| Mutex::new(Instant::now())),
+            plain: lines.then(|| Mutex::new(Instant::now())),
         }
     }
 
@@ -94,5 +108,7 @@ impl Progress {
 
 /// A line on stderr outside any progress.
 pub fn note(text: &str) {
-    eprintln!("{text}");
+    if !is_quiet() {
+        eprintln!("{text}");
+    }
 }

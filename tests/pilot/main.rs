@@ -10,6 +10,7 @@ mod program;
 mod counting;
 mod pilot;
 mod plan;
+mod told;
 
 /// The tokenizer files of a checkpoint, beside a corpus made by hand.
 fn golden_tokenizer(teacher: &str, folder: &std::path::Path) {

@@ -3,6 +3,7 @@
 pub mod forecast;
 pub mod pass;
 pub mod setup;
+pub mod told;
 
 use anyhow::{Result, ensure};
 use serde_json::json;

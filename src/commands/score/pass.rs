@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::setup::{Setup, shard_index};
+use super::told::Told;
 use crate::backend::Backend;
 use crate::batch::PackedBatch;
 use crate::commands::{Interrupt, machine, text};
@@ -133,9 +134,12 @@ impl<B: Backend> Run<'_, B> {
             tally: Tally::default(),
             corpus_checked: None,
         };
+        let flops_of = |done: &WaveDone| self.flops_of(done.batches);
+        let sizes = [self.peak_flops, shards.len() as f64];
+        let mut told = Told::new(&self.settings.listeners, watcher, &flops_of, sizes);
         let mut queue = Queue::new(shards);
         while let Some(planned) = queue.next() {
-            match self.score_one(&mut pass, planned, watcher)? {
+            match self.score_one(&mut pass, planned, &mut told)? {
                 Step::Committed | Step::Skipped => {}
                 Step::LostRace => queue.scatter(),
                 Step::Interrupted => {
@@ -144,6 +148,7 @@ impl<B: Backend> Run<'_, B> {
                 }
             }
         }
+        told.finish();
         pass.progress.finish();
         pass.tally.seconds = pass.started.elapsed().as_secs_f64();
         Ok(pass.tally)
