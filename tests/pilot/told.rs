@@ -1,5 +1,7 @@
 //! What a pass tells machines: events, metrics, and nothing at all where it is asked to be quiet.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use super::program::{fixture, golden_corpus, run, write_corpus};
@@ -54,7 +56,11 @@ fn events_and_metrics_tell_what_the_result_says() {
         .collect();
     assert!(seconds.is_sorted(), "{seconds:?}");
 
-    let metrics = std::fs::read_to_string(at.join("kdscore.prom")).unwrap();
+    check_metrics(&at.join("kdscore.prom"), &result);
+}
+
+fn check_metrics(file: &Path, result: &Value) {
+    let metrics = std::fs::read_to_string(file).unwrap();
     let figure = |name: &str| -> f64 {
         let line = metrics
             .lines()
