@@ -11,6 +11,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 KERNELS = ROOT / "cuda"
 EMULATOR = HERE / "emulator"
+DRIVER = HERE / "driver"
 OUT = ROOT / "target" / "cuda"
 
 SANITIZERS = {
@@ -68,17 +69,51 @@ def headers_of(source, folder):
     return sorted(found)
 
 
-def library(kind, sources=None, folder=KERNELS, name="kernels"):
-    """A shared library of kernels on the emulator: all of them, or `sources` of `folder`."""
-    sources = sorted(folder.glob("*.cu")) if sources is None else sources
+def kernel_objects(kind, sources, folder):
     emulator = sorted(EMULATOR.glob("*.h"))
     strict = ["-Werror"] if folder == KERNELS else []  # a seeded bug may leave something unused
     flags = [*strict, "-DKDSCORE_EMULATOR", f"-I{EMULATOR}", f"-I{folder}", *SANITIZERS[kind]]
-    objects = [compiled(s, flags, headers_of(s, folder) + emulator) for s in sources]
+    return [compiled(s, flags, headers_of(s, folder) + emulator) for s in sources]
+
+
+def library(kind, sources=None, folder=KERNELS, name="kernels"):
+    """A shared library of kernels on the emulator: all of them, or `sources` of `folder`."""
+    sources = sorted(folder.glob("*.cu")) if sources is None else sources
+    objects = kernel_objects(kind, sources, folder)
     target = OUT / f"lib{name}-{kind}.so"
     link = ["g++", "-shared", *SANITIZERS[kind], *engine_objects(kind), *objects, "-o", target]
     run(link)
     return target
+
+
+def driver(kind="plain", name="driver", kernels=KERNELS):
+    """The folder that stands in for NVIDIA's: a driver that runs the kernels on the emulator, and
+    cuBLASLt of two majors."""
+    folder = OUT / (name if kind == "plain" else f"{name}-{kind}")
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = ["-fvisibility=hidden", "-Werror", f"-I{DRIVER}", *SANITIZERS[kind]]
+    headers = sorted(DRIVER.glob("*.h"))
+    fast = [*flags, "-O3"]  # sums side by side, each in its own order
+    of_blas = [DRIVER / "blaslt.cpp", DRIVER / "algorithm.cpp"]
+    own = [s for s in sorted(DRIVER.glob("*.cpp")) if s not in of_blas]
+    objects = engine_objects(kind) + kernel_objects(kind, sorted(kernels.glob("*.cu")), kernels)
+    objects += [compiled(source, flags, headers) for source in own]
+    link = ["g++", "-shared", *SANITIZERS[kind], "-Wl,-Bsymbolic"]
+    replaced(folder / "libcuda.so.1", [*link, "-Wl,-soname,libcuda.so.1", *objects])
+    for major in (12, 13):
+        versioned = [*fast, f"-DLIBRARY_VERSION={major}0000"]
+        soname = f"libcublasLt.so.{major}"
+        parts = [compiled(source, versioned, headers) for source in of_blas]
+        parts += [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]
+        replaced(folder / soname, [*link, f"-Wl,-soname,{soname}", *parts])
+    return folder
+
+
+def replaced(target, link):
+    """Links a library beside its place and puts it there whole: somebody may be using the old."""
+    partial = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    run([*link, "-o", partial])
+    partial.rename(target)
 
 
 def sanitizer_environment(kind):
@@ -94,3 +129,7 @@ def sanitizer_environment(kind):
     environment["ASAN_OPTIONS"] = "detect_leaks=0"
     environment["TSAN_OPTIONS"] = "halt_on_error=1 report_signal_unsafe=0"
     return environment
+
+
+if __name__ == "__main__":
+    print(driver())

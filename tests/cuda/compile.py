@@ -50,8 +50,8 @@ class Nvrtc:
         self.call(f"Get{what}", program, out)
         return out.raw
 
-    def compile(self, source, architecture):
-        """The cubin of a file, and the compiler's log."""
+    def compile(self, source, architecture, form="CUBIN"):
+        """The cubin of a file, or its PTX, and the compiler's log."""
         headers = sorted(KERNELS.glob("*.cuh"))
         strings = lambda items: (ctypes.c_char_p * len(items))(*items)
         names = strings([h.name.encode() for h in headers])
@@ -59,13 +59,14 @@ class Nvrtc:
         program = ctypes.c_void_p()
         arguments = source.read_bytes(), source.name.encode(), len(headers), texts, names
         self.call("CreateProgram", ctypes.byref(program), *arguments)
-        options = [*OPTIONS, f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v"]
+        target = "sm" if form == "CUBIN" else "compute"
+        options = [*OPTIONS, f"--gpu-architecture={target}_{architecture}", "--ptxas-options=-v"]
         encoded = strings([option.encode() for option in options])
         status = self.call("CompileProgram", program, len(options), encoded)
         log = self.text(program, "ProgramLog").decode(errors="replace")
         if status:
             raise SystemExit(f"{source.name} for sm_{architecture}:\n{log}")
-        return self.text(program, "CUBIN"), log
+        return self.text(program, form), log
 
 
 def first_match(table, name):

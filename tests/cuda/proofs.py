@@ -92,6 +92,12 @@ def misuse(kind):
     return run_checks([build.HERE / "check_emulator.py", library, kind], kind)
 
 
+def stand_in(kind="plain"):
+    folder = build.driver(kind)
+    command = lambda module: [build.HERE / f"check_{module}.py", folder]
+    return [lambda m=m: run_checks(command(m), kind) for m in ("driver", "blaslt")]
+
+
 def kernels(setting):
     kind, order, poison, size = setting
     library = build.library(kind)
@@ -112,6 +118,7 @@ def main():
         reports += found
     kinds = list(build.SANITIZERS)
     proofs.prove("the emulator stops misuse", [lambda k=k: misuse(k) for k in kinds])
+    proofs.prove("the stand-in driver stops mistakes of programs", stand_in())
     for setting in FULL if full else PAIRWISE:
         proofs.prove(f"kernels compute: {', '.join(setting)}", kernels(setting))
     seeded = mutations.MUTATIONS if full else mutations.PAIRWISE

@@ -18,7 +18,8 @@ def function_lengths(lines):
     """(line number, lines) of each function or method in C++ that is laid out as here."""
     for at, line in enumerate(lines):
         indent = line[: len(line) - len(line.lstrip())]
-        other = line.lstrip().startswith(("struct ", "for ", "if ", "while "))
+        other = line.lstrip().startswith(("struct ", "for ", "if ", "while ", "return "))
+        other = other or re.search(r"\[[&=].*\{$", line)  # a lambda
         if len(indent) in (0, 4) and line.endswith("{") and "(" in line and not other:
             close = next((i for i, l in enumerate(lines[at:]) if l == indent + "}"), 0)
             yield at + 1, close + 1
