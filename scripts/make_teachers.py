@@ -11,6 +11,8 @@ Needs numpy, torch, transformers 5 and safetensors. Everything is drawn from see
     NAME/*.safetensors    bf16, f16, f32, MXFP4 or 8-bit blocks
     NAME/teacher.json     what it exercises, and changes to config.json that must change the scores
     NAME/golden/*.npy     rows, targets, ids, logp, tail, actual_logp: fp32, eager attention, each sequence alone
+    NAME/golden/bf16.json how far transformers' own bf16 path is from that: the mean |delta log-prob| over `ids`, and the
+                          share of rows with another best id, of those whose two best are over MARGIN apart
 
 Weights are drawn per tensor from a generator seeded by crc32(teacher/tensor). Scales are such that every feature matters:
 attention scores with a standard deviation of about 3, norm weights away from 1, biases away from 0, and logits with a
@@ -30,6 +32,7 @@ T.logging.set_verbosity_error()
 T.logging.disable_progress_bar()
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW, ORIGINAL, TOP_K, VOCAB = 24, 40, 8, 160
+MARGIN = 0.05
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 100]
 BASE = dict(hidden_size=32, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             vocab_size=VOCAB, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=None)
@@ -377,31 +380,46 @@ def corpus():
     return out
 
 
-def load(folder):
+def load(folder, dtype=torch.float32):
     cls = json.loads((folder / "config.json").read_text())["architectures"][0]
     auto = AutoModelForCausalLM if cls.endswith("CausalLM") or cls.endswith("LMHeadModel") else getattr(T, cls)
-    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
-def golden(folder, sequences, fresh):
-    """All arrays over the rows of `sequences`; with `fresh` the model is loaded anew for each, as a stateful rope needs."""
-    model, rows = load(folder), []
+def log_probs(folder, sequences, fresh, dtype=torch.float32):
+    """(sequence, its positions with a row, their log-probs) of each; with `fresh` the model is loaded anew for each, as a
+    stateful rope needs."""
+    model = load(folder, dtype)
     for s, sequence in enumerate(sequences):
         tokens, mask = sequence["tokens"], sequence["mask"]
         at = [t for t in range(len(tokens) - 1) if mask[t + 1]]
         if not at:
             continue
-        model = load(folder) if fresh else model
+        model = load(folder, dtype) if fresh else model
         logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, at].double()
-        logp = torch.log_softmax(logits, -1)
-        targets = torch.tensor(tokens)[torch.tensor(at) + 1]
+        yield s, at, torch.log_softmax(logits, -1)
+
+
+def golden(folder, sequences, fresh):
+    """All arrays over the rows of `sequences`."""
+    rows = []
+    for s, at, logp in log_probs(folder, sequences, fresh):
+        targets = torch.tensor(sequences[s]["tokens"])[torch.tensor(at) + 1]
         ids = torch.sort(logp, dim=1, descending=True, stable=True).indices
         best = logp.gather(1, ids)
         rows.append(dict(rows=torch.tensor([(s, t) for t in at]), targets=targets, ids=ids[:, :TOP_K], logp=best[:, :TOP_K],
                          tail=best[:, TOP_K:].exp().sum(1), actual_logp=logp.gather(1, targets[:, None])[:, 0]))
     ints = ("rows", "targets", "ids")
     return {n: torch.cat([r[n] for r in rows]).numpy().astype(np.int32 if n in ints else np.float32) for n in rows[0]}
+
+
+def bf16_distance(folder, sequences, fresh, golden):
+    ids, best = torch.tensor(golden["ids"]).long(), torch.tensor(golden["logp"])
+    logp = torch.cat([logp for _, _, logp in log_probs(folder, sequences, fresh, torch.bfloat16)])
+    sure = best[:, 0] - best[:, 1] > MARGIN
+    return dict(mean_abs_delta_logp=float((logp.gather(1, ids) - best).abs().mean()),
+                top1_flips=float((logp.argmax(1) != ids[:, 0])[sure].double().mean()), rows_over_margin=int(sure.sum()))
 
 
 def wrapped(text_config, name):
@@ -455,13 +473,16 @@ def make(name, out, sequences):
         if "post" in opts:
             post_process(opts["post"], str(out), reference)
         reference = Path(reference) if opts.get("post") == "fp8" else out
-        arrays = golden(reference, sequences, fresh=kw.get("rope_parameters", {}).get("rope_type") == "dynamic")
+        fresh = kw.get("rope_parameters", {}).get("rope_type") == "dynamic"
+        arrays = golden(reference, sequences, fresh)
+        bf16 = bf16_distance(reference, sequences, fresh, arrays)
     write_configs(out, cls, opts)
     about = dict(name=name, notes=opts["notes"], must_matter=opts.get("must", {}))
     (out / "teacher.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
     (out / "golden").mkdir()
     for array, values in arrays.items():
         np.save(out / "golden" / f"{array}.npy", values)
+    (out / "golden" / "bf16.json").write_text(json.dumps(bf16, indent=1, sort_keys=True) + "\n")
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     top = np.exp(arrays["logp"][:, 0])
     print(f"{name:28s} {size / 1e3:6.0f} KB  {len(top)} rows  top-1 {top.min():.2f}..{top.max():.2f}", flush=True)
