@@ -12,6 +12,7 @@ ROOT = HERE.parent.parent
 KERNELS = ROOT / "cuda"
 EMULATOR = HERE / "emulator"
 DRIVER = HERE / "driver"
+WRAPPERS = HERE / "misuse" / "wrappers.cu"
 OUT = ROOT / "target" / "cuda"
 
 SANITIZERS = {
@@ -96,7 +97,8 @@ def driver(kind="plain", name="driver", kernels=KERNELS):
     fast = [*flags, "-O3"]  # sums side by side, each in its own order
     of_blas = [DRIVER / "blaslt.cpp", DRIVER / "algorithm.cpp"]
     own = [s for s in sorted(DRIVER.glob("*.cpp")) if s not in of_blas]
-    objects = engine_objects(kind) + kernel_objects(kind, sorted(kernels.glob("*.cu")), kernels)
+    sources = [*sorted(kernels.glob("*.cu")), WRAPPERS]
+    objects = engine_objects(kind) + kernel_objects(kind, sources, kernels)
     objects += [compiled(source, flags, headers) for source in own]
     link = ["g++", "-shared", *SANITIZERS[kind], "-Wl,-Bsymbolic"]
     replaced(folder / "libcuda.so.1", [*link, "-Wl,-soname,libcuda.so.1", *objects])

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import build
 import host
 
 CASES = {}
@@ -33,18 +32,6 @@ def refused(status, act, *arguments, **named):
         assert error.status == status, f"{error}, {status} is due"
     else:
         raise AssertionError(f"accepted, {status} is due")
-
-
-def image(source, architecture, as_ptx=False):
-    """Compiled once and kept."""
-    name = build.digest([build.KERNELS / source, *sorted(build.KERNELS.glob("*.cuh"))], [])
-    kept = build.OUT / "images" / f"{name}-{architecture}-{as_ptx:d}"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(host.image(source, architecture, as_ptx))
-        partial.rename(kept)
-    return kept.read_bytes()
 
 
 def run_case(folder, name):

@@ -6,7 +6,7 @@ from ctypes import c_longlong, c_uint64, c_void_p
 import numpy as np
 
 import host
-from cases import case, image, main, mistake, refused
+from cases import case, main, mistake, refused
 from device import struct, to_bf16
 
 COUNT = 1024  # numbers in the buffers of most cases
@@ -18,7 +18,7 @@ class Copier:
 
     def __init__(self, folder, architecture=90):
         self.host = host.Host(folder)
-        module = self.host.load(image("elementwise.cu", architecture))
+        module = self.host.load(host.image("elementwise.cu", architecture))
         self.copy = self.host.function(module, "copy_f32_f32")
         self.gather = self.host.function(module, "gather_f32")
         self.x, self.y = [self.host.allocate(4 * COUNT) for _ in range(2)]
@@ -126,7 +126,7 @@ def argument_of_another_device(folder):
     p = Copier(folder)
     other = Copier.__new__(Copier)
     other.host = host.Host(folder, 1)
-    module = other.host.load(image("elementwise.cu", 90))
+    module = other.host.load(host.image("elementwise.cu", 90))
     other.copy = other.host.function(module, "copy_f32_f32")
     other.x, other.y = p.x, other.host.allocate(4 * COUNT)
     other.launch(other.host.stream())
@@ -248,31 +248,31 @@ def no_third_device(folder):
 @case(capability=89)
 def cubins_of_the_major_architecture(folder):
     h = host.Host(folder)
-    h.load(image("elementwise.cu", 80))
-    h.load(image("elementwise.cu", 89))
-    refused(209, h.load, image("elementwise.cu", 90))
+    h.load(host.image("elementwise.cu", 80))
+    h.load(host.image("elementwise.cu", 89))
+    refused(209, h.load, host.image("elementwise.cu", 90))
 
 
 @case(capability=100)
 def cubin_of_an_older_architecture(folder):
     h = host.Host(folder)
-    refused(209, h.load, image("elementwise.cu", 90))
-    h.function(h.load(image("elementwise.cu", 90, as_ptx=True)), "copy_f32_f32")
+    refused(209, h.load, host.image("elementwise.cu", 90))
+    h.function(h.load(host.image("elementwise.cu", 90, as_ptx=True)), "copy_f32_f32")
 
 
 @case(driver=12040, capability=89)
 def ptx_too_new(folder):
     h = host.Host(folder)
-    ptx = image("elementwise.cu", 89, as_ptx=True)
+    ptx = host.image("elementwise.cu", 89, as_ptx=True)
     h.load(ptx)
     refused(222, h.load, ptx.replace(b".version 8.4", b".version 9.0"))
-    refused(218, h.load, image("elementwise.cu", 90, as_ptx=True))
+    refused(218, h.load, host.image("elementwise.cu", 90, as_ptx=True))
     refused(200, h.load, b"neither")
 
 
 @case(driver=12040)
 def cubin_of_a_newer_toolkit(folder):
-    cubin = bytearray(image("elementwise.cu", 90))
+    cubin = bytearray(host.image("elementwise.cu", 90))
     cubin[8] = 8
     cubin[48:52] = (90 << 8).to_bytes(4, "little")
     refused(200, host.Host(folder).load, bytes(cubin))
@@ -281,7 +281,7 @@ def cubin_of_a_newer_toolkit(folder):
 @case()
 def kernel_that_is_not_there(folder):
     h = host.Host(folder)
-    refused(500, h.function, h.load(image("norm.cu", 90)), "copy_f32_f32")
+    refused(500, h.function, h.load(host.image("norm.cu", 90)), "copy_f32_f32")
 
 
 @case()
@@ -298,7 +298,7 @@ def launches_a_device_refuses(folder):
 def shared_memory_needs_opting_in(folder):
     h = host.Host(folder)
     stream = h.stream()
-    multiply = h.function(h.load(image("matmul.cu", 90)), "matmul_bf16_f32")
+    multiply = h.function(h.load(host.image("matmul.cu", 90)), "matmul_bf16_f32")
     out, x, w = [h.allocate(128 * 128 * 4) for _ in range(3)]
     identity = np.eye(128)
     h.upload(x, to_bf16(np.arange(128 * 128).reshape(128, 128) % 251), stream)

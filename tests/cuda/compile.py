@@ -34,11 +34,28 @@ INSTRUCTIONS_MIN = [
 FORBIDDEN = ("LDL", "STL")
 
 
+def libraries_of(site_packages):
+    """NVRTC's folder among Python packages, of the newest major there."""
+    folders = [Path(site_packages) / "nvidia" / name / "lib" for name in ("cu13", "cuda_nvrtc")]
+    for folder in folders:
+        found = [p for p in folder.glob("libnvrtc.so.*") if "alt" not in p.name]
+        if found:
+            return found[0], sorted(folder.glob("libnvrtc-builtins.so.*"))
+    raise SystemExit(f"no NVRTC in {site_packages}: pip install nvidia-cuda-nvrtc-cu12")
+
+
 class Nvrtc:
     def __init__(self, site_packages):
-        pattern = "nvidia/cuda_nvrtc/lib/libnvrtc.so.*"
-        [path] = [p for p in Path(site_packages).glob(pattern) if "builtins" not in p.name]
+        path, builtins = libraries_of(site_packages)
+        # NVRTC 13 looks its own part up by name, which is then there.
+        for part in builtins:
+            ctypes.CDLL(str(part))
         self.library = ctypes.CDLL(str(path))
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.call("Version", ctypes.byref(major), ctypes.byref(minor))
+        return f"{major.value}.{minor.value}"
 
     def call(self, name, *arguments):
         return getattr(self.library, f"nvrtc{name}")(*arguments)

@@ -81,6 +81,16 @@ def pointer(buffer):
     return None if buffer is None else buffer.address
 
 
+def as_argument(name, value, size):
+    """A number or a struct as the `size` bytes a kernel takes."""
+    if isinstance(value, float):
+        value = ctypes.c_float(value)
+    elif isinstance(value, (int, np.integer)):
+        value = ctypes.c_longlong(value) if size == 8 else ctypes.c_int(value)
+    assert ctypes.sizeof(value) == size, f"{name}: {ctypes.sizeof(value)} bytes for {size}"
+    return value
+
+
 class Device:
     def __init__(self, path, order="forward", poison=0xFF, seed=1):
         self.library = ctypes.CDLL(path)
@@ -117,12 +127,7 @@ class Device:
             assert is_pointer, f"{name}: a pointer for a number"
             return ctypes.c_void_p(pointer(value))
         assert not is_pointer, f"{name}: a number for a pointer"
-        if isinstance(value, float):
-            value = ctypes.c_float(value)
-        elif isinstance(value, (int, np.integer)):
-            value = ctypes.c_longlong(value) if size == 8 else ctypes.c_int(value)
-        assert ctypes.sizeof(value) == size, f"{name}: {ctypes.sizeof(value)} bytes for {size}"
-        return value
+        return as_argument(name, value, size)
 
 
 def expect_close(what, got, exact, plain):
@@ -150,6 +155,14 @@ def expect_same(what, got, expected):
         raise AssertionError(f"{what}: {len(at)} of {got.size} differ, first at {where}")
 
 
+def open_device(library, order, poison):
+    if not library.endswith("libcuda.so.1"):
+        return Device(library, order, poison)
+    from gpu import Gpu  # needs a compiler for devices, which the emulator doesn't
+
+    return Gpu(library, poison)
+
+
 CHECKS = []
 
 
@@ -159,11 +172,12 @@ def check(function):
 
 
 def main():
-    """python MODULE LIBRARY ORDER POISON SIZE: runs the module's checks; SIZE is small or all."""
+    """python MODULE LIBRARY ORDER POISON SIZE: runs the module's checks; SIZE is small or all.
+    LIBRARY is of kernels on the emulator, or libcuda.so.1, where ORDER has no meaning."""
     library, order, poison, size = sys.argv[1:5]
     failed = 0
     for function in CHECKS:
-        device = Device(library, order, int(poison, 0))
+        device = open_device(library, order, int(poison, 0))
         device.is_small = size == "small"
         try:
             function(device, np.random.default_rng(7))

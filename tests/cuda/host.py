@@ -1,6 +1,7 @@
 """A program's side of a driver, in ctypes: just enough to use the stand-in as a program would."""
 
 import ctypes
+import os
 import sysconfig
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
@@ -8,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 import compile
-from build import KERNELS
+from build import KERNELS, OUT, digest
 
 FLOAT32, BFLOAT16 = 0, 14
 COMPUTE_32F, COMPUTE_TF32 = 68, 77
+INVALID_VALUE, NOT_FOUND = 1, 500
 
 
 class Refused(Exception):
@@ -34,9 +36,18 @@ def library(path):
 
 
 def image(source, architecture, as_ptx=False):
-    """What NVRTC makes of a kernel's file: a cubin, or PTX."""
+    """What NVRTC makes of a kernel's file: a cubin, or PTX. Made once and kept."""
+    source = KERNELS / source
     nvrtc = compile.Nvrtc(sysconfig.get_path("purelib"))
-    return nvrtc.compile(KERNELS / source, architecture, "PTX" if as_ptx else "CUBIN")[0]
+    name = digest([source, *sorted(KERNELS.glob("*.cuh"))], [nvrtc.version()])
+    kept = OUT / "images" / f"{source.stem}-{name}-{architecture}-{as_ptx:d}"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        made, _ = nvrtc.compile(source, architecture, "PTX" if as_ptx else "CUBIN")
+        partial = kept.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(made)
+        partial.rename(kept)
+    return kept.read_bytes()
 
 
 class Host:
@@ -107,6 +118,37 @@ class Host:
 
     def function(self, module, name):
         return self.made("cuModuleGetFunction", module, c_char_p(name.encode()))
+
+    def find_function(self, modules, name):
+        """The kernel, of the module that has it."""
+        for module in modules:
+            try:
+                return self.function(module, name)
+            except Refused as error:
+                if error.status != NOT_FOUND:
+                    raise
+        raise KeyError(name)
+
+    def argument_sizes(self, function):
+        """Bytes of each argument of a kernel."""
+        sizes, place, size = [], c_size_t(), c_size_t()
+        try:
+            while True:
+                at = c_size_t(len(sizes))
+                self.call("cuFuncGetParamInfo", function, at, byref(place), byref(size))
+                sizes.append(size.value)
+        except Refused as error:
+            if error.status != INVALID_VALUE:  # past the last
+                raise
+        return sizes
+
+    def attribute(self, which):
+        value = c_int()
+        self.call("cuDeviceGetAttribute", byref(value), which, self.device)
+        return value.value
+
+    def fill(self, at, value, bytes, stream):
+        self.call("cuMemsetD8Async", c_uint64(at), value, c_size_t(bytes), stream)
 
     def launch(self, function, grid, block, stream, *arguments, shared=0):
         """Numbers come as ctypes, addresses as plain numbers."""

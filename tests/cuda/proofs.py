@@ -92,10 +92,24 @@ def misuse(kind):
     return run_checks([build.HERE / "check_emulator.py", library, kind], kind)
 
 
+def wrappers(kind):
+    library = build.library(kind, [build.WRAPPERS], name="wrappers")
+    command = [build.HERE / "check_wrappers.py", library, "forward", "0xFF", "all"]
+    return run_checks(command, kind)
+
+
 def stand_in(kind="plain"):
     folder = build.driver(kind)
     command = lambda module: [build.HERE / f"check_{module}.py", folder]
     return [lambda m=m: run_checks(command(m), kind) for m in ("driver", "blaslt")]
+
+
+def through_a_driver():
+    """The checks as a real device runs them: compiled by NVRTC, loaded and launched by a driver."""
+    library = build.driver() / "libcuda.so.1"
+    command = lambda module: [build.HERE / f"check_{module}.py", library, "-", "0xFF", "small"]
+    modules = ("wrappers", *MODULES)
+    return [lambda m=m: run_checks(command(m), "plain") for m in modules]
 
 
 def kernels(setting):
@@ -118,7 +132,9 @@ def main():
         reports += found
     kinds = list(build.SANITIZERS)
     proofs.prove("the emulator stops misuse", [lambda k=k: misuse(k) for k in kinds])
+    proofs.prove("the twins of PTX do as documented", [lambda k=k: wrappers(k) for k in kinds])
     proofs.prove("the stand-in driver stops mistakes of programs", stand_in())
+    proofs.prove("the checks run through a driver, as on a device", through_a_driver())
     for setting in FULL if full else PAIRWISE:
         proofs.prove(f"kernels compute: {', '.join(setting)}", kernels(setting))
     seeded = mutations.MUTATIONS if full else mutations.PAIRWISE

@@ -1,28 +1,6 @@
 // Kernels with a mistake each, and sound ones beside them: what the emulator must stop, and what
-// it must let pass. Also the wrappers of common.cuh alone, for a check of their layouts.
+// it must let pass.
 #include "common.cuh"
-
-KERNEL(32) mma_fragments(const unsigned* a, const unsigned* b, float* d) {
-    unsigned left[4], right[2];
-    float sum[4];
-    for (int i = 0; i < 4; i++) left[i] = a[threadIdx.x * 4 + i], sum[i] = d[threadIdx.x * 4 + i];
-    for (int i = 0; i < 2; i++) right[i] = b[threadIdx.x * 2 + i];
-    mma_m16n8k16(sum, left, right);
-    for (int i = 0; i < 4; i++) d[threadIdx.x * 4 + i] = sum[i];
-}
-REGISTER_KERNEL(mma_fragments)
-
-KERNEL(32) ldmatrix_fragments(unsigned* straight, unsigned* turned, const bf16* from) {
-    SHARED(bf16, rows, [32][8]);
-    for (int i = 0; i < 8; i++) rows[threadIdx.x][i] = from[threadIdx.x * 8 + i];
-    __syncwarp();
-    unsigned r[4];
-    ldmatrix_x4(r, rows[threadIdx.x]);
-    for (int i = 0; i < 4; i++) straight[threadIdx.x * 4 + i] = r[i];
-    ldmatrix_x4_transposed(r, rows[threadIdx.x]);
-    for (int i = 0; i < 4; i++) turned[threadIdx.x * 4 + i] = r[i];
-}
-REGISTER_KERNEL(ldmatrix_fragments)
 
 KERNEL(64) exchange_with_barrier(float* out) {
     SHARED(float, s, [64]);
