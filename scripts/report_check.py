@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Loads the HTML reports in a real browser, at the width of a phone and of a desk, light and dark,
-and fails on a console message or on an element wider than the page.
+and as they are printed, and fails on a console message or on an element wider than the page.
 
     scripts/report_check.py [--shots DIR] [PAGE...]
 
@@ -10,6 +10,7 @@ driver are installed where they are missing; nothing else is needed.
 """
 
 import base64
+import itertools
 import json
 import os
 import pathlib
@@ -23,7 +24,8 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PORT = 9517
-WIDTHS = {"phone": (390, 844), "desk": (1280, 900)}
+# Width and height in CSS pixels; paper is A4.
+WIDTHS = {"phone": (390, 844), "desk": (1280, 900), "paper": (794, 1123)}
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -92,9 +94,10 @@ class Browser:
     def cdp(self, command, **parameters):
         return call("POST", f"{self.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def open(self, page, scheme):
+    def open(self, page, look):
+        medium, scheme = ("print", "light") if look == "print" else ("screen", look)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.cdp("Emulation.setEmulatedMedia", features=features)
+        self.cdp("Emulation.setEmulatedMedia", media=medium, features=features)
         call("POST", f"{self.session}/url", {"url": page.as_uri()})
 
     def findings(self):
@@ -155,13 +158,13 @@ def check(pages, shots):
         for name, size in WIDTHS.items():
             with tempfile.TemporaryDirectory() as profile:
                 browser = Browser(size, profile)
-                for page in pages:
-                    for scheme in ("light", "dark"):
-                        browser.open(page, scheme)
-                        found = browser.findings()
-                        problems += [f"{page.name}, {name}, {scheme}: {what}" for what in found]
-                        if shots:
-                            browser.shoot(shots / f"{page.stem}-{name}-{scheme}.png")
+                looks = ["print"] if name == "paper" else ["light", "dark"]
+                for page, look in itertools.product(pages, looks):
+                    browser.open(page, look)
+                    found = browser.findings()
+                    problems += [f"{page.name}, {name}, {look}: {what}" for what in found]
+                    if shots:
+                        browser.shoot(shots / f"{page.stem}-{name}-{look}.png")
                 browser.close()
     finally:
         process.terminate()
@@ -184,7 +187,7 @@ def main():
             print(problem)
         if problems:
             sys.exit(1)
-        print(f"{len(pages)} pages at {' and '.join(WIDTHS)} width, light and dark: nothing to complain of")
+        print(f"{len(pages)} pages at the width of {', '.join(WIDTHS)}, light, dark and printed: nothing to complain of")
 
 
 if __name__ == "__main__":

@@ -338,7 +338,8 @@ pub struct PilotArgs {
     #[arg(long, value_name = "F")]
     pub tail_below: Option<f64>,
 
-    /// Time to spend on trying token budgets, in seconds; 0 leaves it out [default: 10].
+    /// Time to spend on trying token budgets, in seconds; 0 leaves it out [default: a tenth of
+    /// the pilot's own, at least 20].
     #[arg(long, value_name = "F")]
     pub sweep_seconds: Option<f64>,
 

@@ -203,7 +203,8 @@ pub struct PilotSettings {
     /// Whether the set stores more ids than are needed, for any smaller k.
     pub is_wide: bool,
     pub tail_below: f64,
-    pub sweep_seconds: f64,
+    /// `None`: a tenth of the pilot's own time.
+    pub sweep_seconds: Option<f64>,
     pub price: Option<f64>,
     pub report: Option<PathBuf>,
 }
@@ -244,10 +245,11 @@ impl PilotSettings {
     pub fn resolve(mut score: ScoreArgs, args: PilotArgs) -> Result<PilotSettings> {
         let is_wide = args.k_max.is_some();
         score.k = at_least_one(args.k_max, "k-max")?.or(score.k);
-        let seconds = args.sweep_seconds.unwrap_or(10.0);
+        let seconds = args.sweep_seconds;
         ensure!(
-            (0.0..=3600.0).contains(&seconds),
-            "sweep-seconds: expected 0 to 3600, found {seconds}"
+            seconds.is_none_or(|seconds| (0.0..=3600.0).contains(&seconds)),
+            "sweep-seconds: expected 0 to 3600, found {}",
+            seconds.unwrap_or_default()
         );
         Ok(PilotSettings {
             score: ScoreSettings::resolve(score)?,

@@ -62,6 +62,20 @@ const fn gpu(
 /// By maker and age, newest first.
 pub const TABLE: &[Gpu] = &[
     gpu(
+        "B300",
+        &["B300 SXM", "HGX B300"],
+        [Some(2250.0), Some(4500.0)],
+        [288.0, 8000.0],
+        "NVIDIA Blackwell Ultra datasheet, HGX B300",
+    ),
+    gpu(
+        "GB200",
+        &["GB200 NVL72"],
+        [Some(2500.0), Some(5000.0)],
+        [186.0, 8000.0],
+        "NVIDIA GB200 NVL72 datasheet, one of its 72",
+    ),
+    gpu(
         "B200",
         &["B200 SXM", "HGX B200"],
         [Some(2250.0), Some(4500.0)],
@@ -74,6 +88,13 @@ pub const TABLE: &[Gpu] = &[
         [Some(989.5), Some(1979.0)],
         [141.0, 4800.0],
         "NVIDIA H200 Tensor Core GPU datasheet",
+    ),
+    gpu(
+        "H200 NVL",
+        &[],
+        [Some(835.5), Some(1670.5)],
+        [141.0, 4800.0],
+        "NVIDIA H200 Tensor Core GPU datasheet, NVL",
     ),
     gpu(
         "H100 SXM",
@@ -130,6 +151,13 @@ pub const TABLE: &[Gpu] = &[
         [Some(364.2), Some(728.5)],
         [48.0, 960.0],
         "NVIDIA Ada architecture whitepaper for professional graphics",
+    ),
+    gpu(
+        "RTX PRO 6000 Blackwell",
+        &["RTX PRO 6000", "RTX PRO 6000 Blackwell Workstation Edition"],
+        [Some(503.8), Some(1007.6)],
+        [96.0, 1792.0],
+        "NVIDIA RTX Blackwell PRO architecture whitepaper, Workstation Edition",
     ),
     gpu(
         "RTX 5090",

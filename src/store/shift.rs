@@ -119,33 +119,43 @@ impl ShiftTest {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn paired(pairs: u64, mean: f64, spread: f64) -> Paired {
+impl Paired {
+    /// Differences that lie `spread` to either side of `mean`.
+    pub fn around(pairs: u64, mean: f64, spread: f64) -> Paired {
         let mut paired = Paired::default();
         for i in 0..pairs {
-            paired.add(if i % 2 == 0 {
-                mean + spread
-            } else {
-                mean - spread
-            });
+            let side = if i % 2 == 0 { spread } else { -spread };
+            paired.add(mean + side);
         }
         paired
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn little_or_weak_evidence_says_nothing() {
-        let strong = paired(1000, 1.0, 0.5);
+        let strong = Paired::around(1000, 1.0, 0.5);
         let test = |before, after| ShiftTest { before, after }.alignment();
         assert_eq!(test(strong, strong), Alignment::Aligned);
-        assert_eq!(test(strong, paired(999, 1.0, 0.5)), Alignment::CannotTell);
-        assert_eq!(test(paired(1000, 0.1, 1.0), strong), Alignment::CannotTell);
         assert_eq!(
-            test(paired(1000, -1.0, 0.5), strong),
+            test(strong, Paired::around(999, 1.0, 0.5)),
+            Alignment::CannotTell
+        );
+        assert_eq!(
+            test(Paired::around(1000, 0.1, 1.0), strong),
+            Alignment::CannotTell
+        );
+        assert_eq!(
+            test(Paired::around(1000, -1.0, 0.5), strong),
             Alignment::Shifted(-1)
         );
-        assert_eq!(test(strong, paired(1000, -1.0, 0.5)), Alignment::Shifted(1));
+        assert_eq!(
+            test(strong, Paired::around(1000, -1.0, 0.5)),
+            Alignment::Shifted(1)
+        );
         assert_eq!(ShiftTest::default().alignment(), Alignment::CannotTell);
     }
 }

@@ -111,6 +111,7 @@ fn truncated(s: &Signs) -> Option<Alarm> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::shift::Paired;
 
     fn sound() -> Signs {
         Signs {
@@ -123,7 +124,10 @@ mod tests {
             longest: 512,
             at_longest: 1,
             at_longest_stopped: 0,
-            shift: ShiftTest::default(),
+            shift: ShiftTest {
+                before: Paired::around(1000, 1.0, 0.5),
+                after: Paired::around(1000, 1.0, 0.5),
+            },
         }
     }
 
@@ -140,6 +144,16 @@ mod tests {
         });
         assert!(none.is_empty(), "a tokenizer without a first token");
         let cases = [
+            (
+                "shifted rows",
+                Signs {
+                    shift: ShiftTest {
+                        before: Paired::around(1000, -1.0, 0.5),
+                        after: Paired::around(1000, 1.0, 0.5),
+                    },
+                    ..sound()
+                },
+            ),
             (
                 "near-uniform teacher",
                 Signs {

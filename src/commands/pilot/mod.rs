@@ -32,6 +32,10 @@ use crate::progress;
 use crate::store::timed::TimedStore;
 use crate::store::{LocalDisk, PlannedShard, ScoredSet};
 
+/// What the budget sweep may take: so many seconds, or such a share of the pilot's own.
+const SWEEP_SECONDS: f64 = 20.0;
+const SWEEP_SHARE: f64 = 0.1;
+
 /// Scores some shards of the job and says what the whole of it takes.
 ///
 /// # Errors
@@ -69,8 +73,9 @@ pub fn pilot(settings: &PilotSettings, interrupt: &Interrupt) -> Result<Outcome>
     let signs = signs(&setup, &set, &shards, &measured, &corpus)?;
     let rate = tally.tokens as f64 / tally.seconds;
     let middle = &shards[shards.len() / 2];
-    let seconds = [settings.sweep_seconds, rate];
-    let sweep = sweep::sweep(&Cpu, &setup, &settings.score, middle, seconds)?;
+    let seconds = settings.sweep_seconds;
+    let seconds = seconds.unwrap_or((SWEEP_SHARE * tally.seconds).max(SWEEP_SECONDS));
+    let sweep = sweep::sweep(&Cpu, &setup, &settings.score, middle, [seconds, rate])?;
     let provenance = run.provenance();
     let findings = Findings::new(Inputs {
         settings,

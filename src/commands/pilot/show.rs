@@ -149,7 +149,7 @@ pub fn storage(f: &Findings) -> String {
 pub fn budget(f: &Findings) -> String {
     match f.budget_advised {
         None => format!(
-            "{} tokens, as it ran; too short to try others",
+            "{} tokens, as it ran; others were not tried long enough to tell (--sweep-seconds gives them more)",
             text::count(f.budget() as u64)
         ),
         Some(advised) => {

@@ -20,11 +20,10 @@ pub const BUDGET_FIRST: usize = 480;
 const BUDGETS: usize = 6;
 /// Share of the free memory that a try may take.
 const MEMORY_SHARE: f64 = 0.5;
-/// A sample that fills a budget less often than this says nothing about it.
-const BATCHES_MIN: usize = 1;
 
 /// Rates at the budgets that fit the memory and can be tried in `seconds`, all on the same
-/// sequences. `tokens_per_second` is what to expect.
+/// sequences, of which the largest budget makes at least one batch. `tokens_per_second` is what
+/// to expect.
 ///
 /// # Errors
 /// A teacher that overflows.
@@ -37,17 +36,15 @@ pub fn sweep<B: Backend>(
 ) -> Result<Vec<SweepPoint>> {
     let files = setup.corpus.shard(shard_index(&setup.corpus, planned)?)?;
     let shard = files.view()?;
-    let sample_tokens = (seconds * tokens_per_second / BUDGETS as f64) as usize;
-    let (sequences, tokens) = sample(&shard, planned.range(), sample_tokens);
     let free = machine::memory_available().unwrap_or(0) as f64 * MEMORY_SHARE;
     let token_bytes = setup.memory.activations as f64 / setup.limits.tokens as f64;
+    let held = planned.range().map(|s| computed(&shard, s)).sum::<usize>();
+    let most = held.min((free / token_bytes) as usize);
+    let (tried, sample_tokens) = ladder(seconds * tokens_per_second, most, held);
+    let sequences = sample(&shard, planned.range(), sample_tokens);
     let mut points: Vec<SweepPoint> = Vec::new();
-    for doubled in 0..BUDGETS {
+    for doubled in 0..tried {
         let budget = BUDGET_FIRST << doubled;
-        let fits = budget as f64 * token_bytes <= free && budget * BATCHES_MIN <= tokens;
-        if !fits {
-            break;
-        }
         let limits = Limits {
             tokens: budget.max(setup.limits.sequence),
             ..setup.limits
@@ -75,13 +72,58 @@ pub fn sweep<B: Backend>(
     Ok(points)
 }
 
-/// The first sequences of the range that hold about `wanted` tokens, and how many they do.
-fn sample(shard: &CorpusShard, range: Range<usize>, wanted: usize) -> (Range<usize>, usize) {
+/// How many budgets to try, and on how many tokens: as many budgets as `affordable` tokens in all
+/// give a full batch each, none above `most`; then whole batches of the largest, of the tokens
+/// that are `held`.
+fn ladder(affordable: f64, most: usize, held: usize) -> (usize, usize) {
+    let each = |tried: usize| affordable as usize / tried.max(1);
+    let fits = |tried: &usize| {
+        let largest = BUDGET_FIRST << (tried - 1);
+        largest <= most && largest <= each(*tried)
+    };
+    let Some(tried) = (1..=BUDGETS).rev().find(fits) else {
+        return (0, 0);
+    };
+    let largest = BUDGET_FIRST << (tried - 1);
+    (tried, each(tried).min(held) / largest * largest)
+}
+
+/// The first sequences of the range that hold up to `most` tokens.
+fn sample(shard: &CorpusShard, range: Range<usize>, most: usize) -> Range<usize> {
     let (mut end, mut tokens) = (range.start, 0);
-    while end < range.end && tokens < wanted {
-        let rows = shard.sequence(end).rows();
-        tokens += rows.last().map_or(0, |row| row.position + 1);
+    while end < range.end {
+        tokens += computed(shard, end);
+        if tokens > most {
+            break;
+        }
         end += 1;
     }
-    (range.start..end, tokens)
+    range.start..end
+}
+
+/// Tokens of a sequence that are computed: those up to its last row.
+fn computed(shard: &CorpusShard, sequence: usize) -> usize {
+    let last = shard.sequence(sequence).rows().last();
+    last.map_or(0, |row| row.position + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_budgets_are_tried_as_the_time_allows() {
+        let plenty = 1 << 30;
+        assert_eq!(ladder(479.0, plenty, plenty), (0, 0));
+        assert_eq!(ladder(480.0, plenty, plenty), (1, 480));
+        assert_eq!(ladder(2.0 * 960.0, plenty, plenty), (2, 960));
+        assert_eq!(ladder(6.0 * 15360.0, plenty, plenty), (6, 15360));
+        assert_eq!(ladder(6.0 * 40000.0, plenty, plenty), (6, 30720));
+        assert_eq!(
+            ladder(1e9, 2000, plenty),
+            (3, 1e9 as usize / 3 / 1920 * 1920)
+        );
+        assert_eq!(ladder(1e9, 2000, 2000), (3, 1920));
+        assert_eq!(ladder(0.0, plenty, plenty), (0, 0));
+    }
 }
