@@ -339,7 +339,7 @@ pub struct PilotArgs {
     pub tail_below: Option<f64>,
 
     /// Time to spend on trying token budgets, in seconds; 0 leaves it out [default: a tenth of
-    /// the pilot's own, at least 20].
+    /// the pilot's own, at least 45].
     #[arg(long, value_name = "F")]
     pub sweep_seconds: Option<f64>,
 

@@ -33,7 +33,7 @@ use crate::store::timed::TimedStore;
 use crate::store::{LocalDisk, PlannedShard, ScoredSet};
 
 /// What the budget sweep may take: so many seconds, or such a share of the pilot's own.
-const SWEEP_SECONDS: f64 = 20.0;
+const SWEEP_SECONDS: f64 = 45.0;
 const SWEEP_SHARE: f64 = 0.1;
 
 /// Scores some shards of the job and says what the whole of it takes.

@@ -18,12 +18,14 @@ use crate::store::PlannedShard;
 /// Budgets tried, in tokens: this one, twice it, and so on.
 pub const BUDGET_FIRST: usize = 480;
 const BUDGETS: usize = 6;
+/// Batches of the largest budget that tell its rate well enough.
+const BATCHES_MAX: usize = 4;
 /// Share of the free memory that a try may take.
 const MEMORY_SHARE: f64 = 0.5;
 
 /// Rates at the budgets that fit the memory and can be tried in `seconds`, all on the same
-/// sequences, of which the largest budget makes at least one batch. `tokens_per_second` is what
-/// to expect.
+/// sequences of the corpus shard that `planned` is a part of, of which the largest budget makes
+/// at least one batch. `tokens_per_second` is what to expect.
 ///
 /// # Errors
 /// A teacher that overflows.
@@ -38,10 +40,10 @@ pub fn sweep<B: Backend>(
     let shard = files.view()?;
     let free = machine::memory_available().unwrap_or(0) as f64 * MEMORY_SHARE;
     let token_bytes = setup.memory.activations as f64 / setup.limits.tokens as f64;
-    let held = planned.range().map(|s| computed(&shard, s)).sum::<usize>();
+    let held: usize = (0..shard.sequences()).map(|s| computed(&shard, s)).sum();
     let most = held.min((free / token_bytes) as usize);
     let (tried, sample_tokens) = ladder(seconds * tokens_per_second, most, held);
-    let sequences = sample(&shard, planned.range(), sample_tokens);
+    let sequences = sample(&shard, sample_tokens);
     let mut points: Vec<SweepPoint> = Vec::new();
     for doubled in 0..tried {
         let budget = BUDGET_FIRST << doubled;
@@ -73,8 +75,8 @@ pub fn sweep<B: Backend>(
 }
 
 /// How many budgets to try, and on how many tokens: as many budgets as `affordable` tokens in all
-/// give a full batch each, none above `most`; then whole batches of the largest, of the tokens
-/// that are `held`.
+/// give a full batch each, none above `most`; then whole batches of the largest, a few, of the
+/// tokens that are `held`.
 fn ladder(affordable: f64, most: usize, held: usize) -> (usize, usize) {
     let each = |tried: usize| affordable as usize / tried.max(1);
     let fits = |tried: &usize| {
@@ -85,20 +87,21 @@ fn ladder(affordable: f64, most: usize, held: usize) -> (usize, usize) {
         return (0, 0);
     };
     let largest = BUDGET_FIRST << (tried - 1);
-    (tried, each(tried).min(held) / largest * largest)
+    let batches = (each(tried).min(held) / largest).min(BATCHES_MAX);
+    (tried, batches * largest)
 }
 
-/// The first sequences of the range that hold up to `most` tokens.
-fn sample(shard: &CorpusShard, range: Range<usize>, most: usize) -> Range<usize> {
-    let (mut end, mut tokens) = (range.start, 0);
-    while end < range.end {
+/// The first sequences that hold up to `most` tokens.
+fn sample(shard: &CorpusShard, most: usize) -> Range<usize> {
+    let (mut end, mut tokens) = (0, 0);
+    while end < shard.sequences() {
         tokens += computed(shard, end);
         if tokens > most {
             break;
         }
         end += 1;
     }
-    range.start..end
+    0..end
 }
 
 /// Tokens of a sequence that are computed: those up to its last row.
@@ -119,10 +122,7 @@ mod tests {
         assert_eq!(ladder(2.0 * 960.0, plenty, plenty), (2, 960));
         assert_eq!(ladder(6.0 * 15360.0, plenty, plenty), (6, 15360));
         assert_eq!(ladder(6.0 * 40000.0, plenty, plenty), (6, 30720));
-        assert_eq!(
-            ladder(1e9, 2000, plenty),
-            (3, 1e9 as usize / 3 / 1920 * 1920)
-        );
+        assert_eq!(ladder(1e9, 2000, plenty), (3, 4 * 1920));
         assert_eq!(ladder(1e9, 2000, 2000), (3, 1920));
         assert_eq!(ladder(0.0, plenty, plenty), (0, 0));
     }

@@ -14,6 +14,8 @@ use crate::store::size::ShardCounts;
 pub const MFU_ASSUMED: f64 = 0.4;
 /// The name under which pilots note what they measured, in the set's log.
 pub const PILOT_LOG: &str = "pilot";
+/// A peak this much off the pilot's is worth a word.
+const PEAK_CHANGE_PERCENT: f64 = 5.0;
 
 /// What is expected of a run.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,6 +25,8 @@ pub struct Forecast {
     error: Option<f64>,
     source: &'static str,
     peak_flops: f64,
+    /// As the pilot measured it.
+    pilot_peak_flops: Option<f64>,
     set_bytes: u64,
 }
 
@@ -50,6 +54,7 @@ impl Forecast {
                 None => "40 % of the peak, assumed",
             },
             peak_flops: run.peak_flops,
+            pilot_peak_flops: of_pilot("peak_flops"),
             set_bytes: bytes.total(),
         })
     }
@@ -64,9 +69,10 @@ impl Forecast {
             (
                 "MFU",
                 format!(
-                    "{:.1} % of {:.0} GFLOP/s, this machine's products at best",
+                    "{:.1} % of {:.0} GFLOP/s, this machine's products at best{}",
                     100.0 * mfu(tally.flops, tally.seconds, self.peak_flops),
-                    self.peak_flops / 1e9
+                    self.peak_flops / 1e9,
+                    self.change_of_peak()
                 ),
             ),
             (
@@ -102,7 +108,19 @@ impl Forecast {
             "bytes_predicted": self.set_bytes,
             "bytes": bytes,
             "peak_flops": self.peak_flops,
+            "pilot_peak_flops": self.pilot_peak_flops,
             "mfu": mfu(tally.flops, tally.seconds, self.peak_flops),
+        })
+    }
+
+    /// A machine that others use too is not the one that the pilot measured.
+    fn change_of_peak(&self) -> String {
+        let change = self
+            .pilot_peak_flops
+            .map(|then| off_percent(then, self.peak_flops));
+        let change = change.filter(|change| change.abs() >= PEAK_CHANGE_PERCENT);
+        change.map_or(String::new(), |change| {
+            format!(", {change:+.0} % since the pilot")
         })
     }
 
