@@ -365,7 +365,7 @@ fn write_corpus(fs: &MemoryFs) -> anyhow::Result<()> {
         })?;
     }
     let facts = json!({"vocab_size": 20, "source_files": []});
-    writer.finish(facts.as_object().unwrap().clone())
+    writer.finish(facts.as_object().unwrap().clone()).map(drop)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `prepare`: source rows to a token corpus.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -12,11 +12,11 @@ use super::{Interrupt, Outcome, Status};
 use crate::canonical::{Seal, unseal};
 use crate::config::PrepareSettings;
 use crate::corpus::{
-    self, ChatTemplate, CorpusMaker, CorpusPlan, Lengths, Lint, Probes, SourceFile, Step, Summary,
+    self, ChatTemplate, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary,
     TextTokenizer,
 };
 use crate::progress::{Progress, note};
-use crate::store::CorpusWriter;
+use crate::store::{CorpusWriter, Created, OtherStaging};
 
 const MANIFEST: &str = "corpus.json";
 
@@ -32,36 +32,56 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
         (Some(tokenizer), Some(template)) => Some(Probes::render(tokenizer, template)),
         _ => None,
     };
-    let mut facts = settled_facts(&maker, probes.as_ref());
+    let facts = settled_facts(&maker, probes.as_ref());
+    let files = maker.files().to_vec();
     if let Some(made) = read_manifest(&out)? {
-        check_same(&out, &made, &facts, maker.files())?;
+        check_same(&out, &made, &facts, &hashes_of(&files)?)?;
         return Ok(already_prepared(&out, made));
     }
     let mut writer = CorpusWriter::create(&out)?;
-    for folder in writer.other_staging_folders() {
-        note(&format!(
-            "{}: left by a run that was killed, or that is at work now; remove it if none is",
-            folder.display()
-        ));
+    for other in writer.other_stagings() {
+        note(&told(&other));
     }
     write_tokenizer(&mut writer, &maker, probes.as_ref())?;
-    let bos = maker.tokenizer().and_then(bos_text);
-    let bytes = source_bytes(maker.files());
+    let bytes = source_bytes(&files);
     let progress = Progress::new("preparing", "bytes", bytes, 0);
     let mut watch = watcher(&progress, interrupt);
-    let mut shards = 0_u64;
-    let made = maker.make(&mut watch, &mut |shard| {
-        shards += 1;
-        writer.write_shard(&shard)
-    })?;
+    let made = maker.make(&mut watch, &mut |shard| writer.write_shard(&shard))?;
     drop(watch);
     progress.finish();
     let Some(summary) = made else {
         return Ok(interrupted(&out));
     };
-    facts.extend(counted_facts(&summary));
-    writer.finish(facts.clone())?;
-    Ok(finished(&out, facts, &summary, shards, bos.as_deref()))
+    let hashes: Vec<_> = summary.sources.iter().map(|s| s.sha256.clone()).collect();
+    let mut document = facts.clone();
+    document.extend(counted_facts(&summary));
+    let created = writer.finish(document)?;
+    let made = read_manifest(&out)?
+        .with_context(|| format!("{}: expected a new or empty folder, found one that was filled meanwhile; give another --out", out.display()))?;
+    match created {
+        Created::New => Ok(outcome(
+            &out,
+            "prepared",
+            &format!("prepared {}", out.display()),
+            made,
+        )),
+        Created::WasThere => {
+            check_same(&out, &made, &facts, &hashes)?;
+            Ok(already_prepared(&out, made))
+        }
+    }
+}
+
+/// What another run's staging folder means for this one.
+fn told(other: &OtherStaging) -> String {
+    let means = match other.is_at_work {
+        Some(true) => {
+            "another prepare is making this corpus now; the first to finish gives it its name"
+        }
+        Some(false) => "left by a run that was killed; remove it",
+        None => "left by a run that was killed, or that is at work now; remove it if none is",
+    };
+    format!("{}: {means}", other.folder.display())
 }
 
 fn plan(settings: PrepareSettings) -> CorpusPlan {
@@ -91,6 +111,7 @@ fn settled_facts(maker: &CorpusMaker, probes: Option<&Probes>) -> Map<String, Va
     let facts = json!({
         "vocab_size": maker.vocab_size(),
         "tokenizer_fingerprint": maker.tokenizer().map(|t| t.fingerprint()),
+        "bos_token": maker.tokenizer().and_then(bos_text),
         "template_fingerprint": probes.map(Probes::fingerprint),
         "template_args": plan.template.args.iter().cloned().collect::<Map<_, _>>(),
         "template_date": plan.template.date.map(|d| d.to_string()),
@@ -141,6 +162,16 @@ fn counted_facts(summary: &Summary) -> Map<String, Value> {
     facts.insert("source_rows".into(), summary.source_rows.into());
     facts.insert("left_out".into(), left_out.into());
     facts.insert("lint".into(), lint.into());
+    let lengths = summary.lengths;
+    let lengths = json!({"min": lengths.min, "median": lengths.median, "p90": lengths.p90, "p99": lengths.p99, "max": lengths.max});
+    facts.insert("lengths".into(), lengths);
+    let left_out = summary.left_out.iter().map(|(r, c)| (r.name(), &c.example));
+    let lints = summary.lints.iter().map(|(l, c)| (l.name(), &c.example));
+    let examples: Map<_, _> = left_out
+        .chain(lints)
+        .map(|(name, example)| (name.to_owned(), example.as_str().into()))
+        .collect();
+    facts.insert("first_examples".into(), examples.into());
     facts
 }
 
@@ -164,7 +195,7 @@ fn check_same(
     out: &Path,
     made: &Map<String, Value>,
     facts: &Map<String, Value>,
-    data: &[std::path::PathBuf],
+    now: &[String],
 ) -> Result<()> {
     let differs = |field: &str, there: &str, now: &str| -> Result<()> {
         bail!(
@@ -179,20 +210,18 @@ fn check_same(
             differs(field, &there.to_string(), &now.to_string())?;
         }
     }
-    let hashes = |sources: &Value| -> Vec<String> {
-        let sources = sources.as_array().cloned().unwrap_or_default();
-        let hash = |s: &Value| s["sha256"].as_str().unwrap_or_default().to_owned();
-        sources.iter().map(hash).collect()
-    };
-    let there = hashes(made.get("sources").unwrap_or(&Value::Null));
-    let now: Vec<_> = corpus::hash_files(data)?
-        .into_iter()
-        .map(|s| s.sha256)
-        .collect();
+    let hash = |s: &Value| s["sha256"].as_str().unwrap_or_default().to_owned();
+    let there = made.get("sources").and_then(Value::as_array);
+    let there: Vec<String> = there.into_iter().flatten().map(hash).collect();
     if there != now {
-        differs("sources of sha256", &short(&there), &short(&now))?;
+        differs("sources of sha256", &short(&there), &short(now))?;
     }
     Ok(())
+}
+
+fn hashes_of(files: &[PathBuf]) -> Result<Vec<String>> {
+    let files = corpus::hash_files(files)?;
+    Ok(files.into_iter().map(|f| f.sha256).collect())
 }
 
 fn short(hashes: &[String]) -> String {
@@ -253,7 +282,7 @@ fn bos_text(tokenizer: &TextTokenizer) -> Option<String> {
     tokenizer.token(tokenizer.bos()?)
 }
 
-fn source_bytes(data: &[std::path::PathBuf]) -> u64 {
+fn source_bytes(data: &[PathBuf]) -> u64 {
     let bytes = |path| std::fs::metadata(path).map_or(0, |m| m.len());
     data.iter().map(bytes).sum()
 }
@@ -286,135 +315,100 @@ fn interrupted(out: &Path) -> Outcome {
     }
 }
 
-fn already_prepared(out: &Path, mut made: Map<String, Value>) -> Outcome {
-    made.retain(|key, _| key != "shards" && key != "self_sha256");
-    made.insert("status".into(), "already prepared".into());
-    made.insert("corpus".into(), out.to_string_lossy().into());
-    Outcome {
-        text: format!(
-            "{}: already prepared, of the same sources in the same way; nothing to do",
-            out.display()
-        ),
-        json: made.into(),
-        status: Status::Done,
-    }
+fn already_prepared(out: &Path, made: Map<String, Value>) -> Outcome {
+    let headline = format!(
+        "{}: already prepared, of the same sources in the same way; nothing to do",
+        out.display()
+    );
+    outcome(out, "already prepared", &headline, made)
 }
 
-fn finished(
-    out: &Path,
-    facts: Map<String, Value>,
-    summary: &Summary,
-    shards: u64,
-    bos: Option<&str>,
-) -> Outcome {
-    let mut json = facts;
-    let lengths = summary.lengths;
-    let examples =
-        |(name, example): (&str, &String)| (name.to_owned(), Value::from(example.as_str()));
-    let left_out = summary.left_out.iter().map(|(r, c)| (r.name(), &c.example));
-    let lints = summary.lints.iter().map(|(l, c)| (l.name(), &c.example));
-    let examples: Map<_, _> = left_out.chain(lints).map(examples).collect();
+/// What a manifest says about its corpus: the same facts however the corpus came to be there.
+fn outcome(out: &Path, status: &str, headline: &str, mut facts: Map<String, Value>) -> Outcome {
+    facts.shift_remove("self_sha256");
+    let shards = facts.shift_remove("shards").unwrap_or_default();
+    let shards = shards.as_array().map_or(&[][..], Vec::as_slice);
+    let total = |key: &str| shards.iter().map(|s| number(&s[key])).sum::<u64>();
     for (key, value) in [
-        ("status", "prepared".into()),
+        ("status", status.into()),
         ("corpus", out.to_string_lossy().into()),
-        ("shards", shards.into()),
-        ("sequences", summary.sequences.into()),
-        ("tokens", summary.tokens.into()),
-        ("rows", summary.rows.into()),
-        (
-            "lengths",
-            json!({"min": lengths.min, "median": lengths.median, "p90": lengths.p90, "p99": lengths.p99, "max": lengths.max}),
-        ),
-        ("first_examples", examples.into()),
+        ("shards", shards.len().into()),
+        ("sequences", total("sequences").into()),
+        ("tokens", total("tokens").into()),
+        ("rows", total("rows").into()),
     ] {
-        json.insert(key.into(), value);
+        facts.insert(key.into(), value);
     }
+    let facts = Value::Object(facts);
     Outcome {
-        text: table(out, &json, summary, shards, bos),
-        json: json.into(),
+        text: format!("{headline}\n\n{}", table(&facts)),
+        json: facts,
         status: Status::Done,
     }
 }
 
-fn table(
-    out: &Path,
-    facts: &Map<String, Value>,
-    summary: &Summary,
-    shards: u64,
-    bos: Option<&str>,
-) -> String {
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn table(facts: &Value) -> String {
     let word = |key: &str| facts[key].as_str().unwrap_or("none").to_owned();
-    let left_out: u64 = summary.left_out.values().map(|c| c.count).sum();
-    let share = 100.0 * summary.rows as f64 / summary.tokens.max(1) as f64;
+    let figure = |key: &str| number(&facts[key]);
+    let example = |name: &str| facts["first_examples"][name].as_str().unwrap_or_default();
+    let left_out = facts["left_out"].as_object().into_iter().flatten();
+    let left_out: Vec<_> = left_out.map(|(reason, n)| (reason, number(n))).collect();
+    let share = 100.0 * figure("rows") as f64 / figure("tokens").max(1) as f64;
+    let sequences = count(figure("sequences"));
+    let shards = text::plural(figure("shards") as usize, "shard");
+    let format = format!("{}, {}", word("format"), word("loss"));
     let mut lines = vec![
-        (
-            "format, loss",
-            format!("{}, {}", word("format"), word("loss")),
-        ),
-        ("source rows", count(summary.source_rows)),
-        (
-            "sequences",
-            format!(
-                "{} in {} shard{}",
-                count(summary.sequences),
-                count(shards),
-                if shards == 1 { "" } else { "s" }
-            ),
-        ),
-        ("left out", count(left_out)),
+        ("format, loss", format),
+        ("source rows", count(figure("source_rows"))),
+        ("sequences", format!("{sequences} in {shards}")),
+        ("left out", count(left_out.iter().map(|(_, n)| n).sum())),
     ];
-    for (reason, c) in &summary.left_out {
+    for (reason, n) in left_out {
         lines.push((
             "",
-            format!("{} {}, first: {}", count(c.count), reason.name(), c.example),
+            format!("{} {reason}, first: {}", count(n), example(reason)),
         ));
     }
     lines.extend([
-        ("tokens", count(summary.tokens)),
+        ("tokens", count(figure("tokens"))),
         (
             "rows to score",
-            format!("{} ({share:.1} % of the tokens)", count(summary.rows)),
+            format!("{} ({share:.1} % of the tokens)", count(figure("rows"))),
         ),
-        ("length", length_line(&summary.lengths)),
-        (
-            "vocabulary",
-            count(facts["vocab_size"].as_u64().unwrap_or_default()),
-        ),
-        ("BOS", bos_state(summary, bos)),
+        ("length", length_line(&facts["lengths"])),
+        ("vocabulary", count(figure("vocab_size"))),
+        ("BOS", bos_state(facts)),
     ]);
-    for (lint, c) in &summary.lints {
-        lines.push((
-            "warning",
-            format!(
-                "{} {}; first: {}",
-                count(c.count),
-                lint.meaning(),
-                c.example
-            ),
-        ));
+    for lint in Lint::ALL {
+        let n = number(&facts["lint"][lint.name()]);
+        if n > 0 {
+            let (meaning, example) = (lint.meaning(), example(lint.name()));
+            lines.push((
+                "warning",
+                format!("{} {meaning}; first: {example}", count(n)),
+            ));
+        }
     }
-    format!("prepared {}\n\n{}", out.display(), text::facts(&lines))
+    text::facts(&lines)
 }
 
-fn length_line(lengths: &Lengths) -> String {
-    let figures = [
-        lengths.min,
-        lengths.median,
-        lengths.p90,
-        lengths.p99,
-        lengths.max,
-    ];
-    let [min, median, p90, p99, max] = figures.map(|l| count(l as u64));
-    format!("{min} min, {median} median, {p90} p90, {p99} p99, {max} max")
+fn length_line(lengths: &Value) -> String {
+    let figures = ["min", "median", "p90", "p99", "max"];
+    let figures = figures.map(|name| format!("{} {name}", count(number(&lengths[name]))));
+    figures.join(", ")
 }
 
-fn bos_state(summary: &Summary, bos: Option<&str>) -> String {
-    let Some(bos) = bos else {
+fn bos_state(facts: &Value) -> String {
+    let Some(bos) = facts["bos_token"].as_str() else {
         return "the tokenizer names none".to_owned();
     };
-    match summary.lints.get(&Lint::MissingBos).map_or(0, |c| c.count) {
+    match number(&facts["lint"][Lint::MissingBos.name()]) {
         0 => format!("{bos} starts every sequence"),
-        missing if missing == summary.sequences => format!("{bos} starts no sequence"),
+        missing if missing == number(&facts["sequences"]) => format!("{bos} starts no sequence"),
         missing => format!("{bos} starts all sequences but {}", count(missing)),
     }
 }

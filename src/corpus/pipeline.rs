@@ -90,12 +90,13 @@ impl CorpusMaker {
             None => detect(&mut reader, &mut ahead, &plan)?,
         };
         let loss = loss_rule(family, plan.loss)?;
-        let vocab_size = vocab_size(plan.vocab_size, tokenizer.as_ref())?;
         ensure!(
             tokenizer.is_some() || family == Family::Tokens,
-            "tokenizer: expected a folder for rows of format {}, found none; give --tokenizer",
+            "tokenizer: expected a folder for rows of format {}, found none; \
+             give --tokenizer with the teacher's folder, or rows with input_ids",
             family.name()
         );
+        let vocab_size = vocab_size(plan.vocab_size, tokenizer.as_ref())?;
         let (template, mask_template) = match &tokenizer {
             Some(tokenizer) => templates(&plan, family, tokenizer)?,
             None => (None, None),

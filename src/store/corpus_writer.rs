@@ -1,6 +1,6 @@
 //! Writes a token corpus: staged beside its final folder, published whole by one rename.
 
-use std::io::ErrorKind;
+use std::io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use super::bytes::as_bytes;
 use super::corpus::{FORMAT_VERSION, MANIFEST, array_name};
 use super::disk::{LocalDisk, failed, parent};
-use super::fs::{Fs, RealFs};
+use super::fs::{Fs, Held, RealFs};
 use super::npy;
-use super::{FileParts, Store};
+use super::{Created, FileParts, Store};
 use crate::canonical;
 use crate::corpus::{CorpusShard, ShardArrays};
 use crate::products::Dtype;
@@ -29,6 +29,16 @@ pub struct CorpusWriter {
     fs: Arc<dyn Fs>,
     shards: Vec<Value>,
     published: bool,
+    /// Tells others that this run is at work; `None` where the disk has no locks.
+    held: Option<Held>,
+}
+
+/// A staging folder for the same corpus that is not this run's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OtherStaging {
+    pub folder: PathBuf,
+    /// Whether its run is at work now; `None` where the disk can't say.
+    pub is_at_work: Option<bool>,
 }
 
 impl CorpusWriter {
@@ -47,7 +57,7 @@ impl CorpusWriter {
             );
         };
         match fs.list(out) {
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) if e.kind() == NotFound => {}
             Ok(entries) if entries.is_empty() => {}
             Ok(_) => bail!(
                 "{}: expected a new or empty folder, found files in it; remove it or give another --out",
@@ -57,19 +67,23 @@ impl CorpusWriter {
         }
         let name = name.to_string_lossy();
         let staging = parent(out).join(format!(".{name}.{}{STAGING_END}", fs.unique()));
-        Ok(CorpusWriter {
+        let mut writer = CorpusWriter {
             out: out.to_path_buf(),
             disk: LocalDisk::over(&staging, fs.clone()),
             staging,
             fs,
             shards: Vec::new(),
             published: false,
-        })
+            held: None,
+        };
+        writer.disk.make()?;
+        writer.held = writer.fs.hold(&writer.staging).ok();
+        Ok(writer)
     }
 
-    /// Staging folders of other runs for the same corpus: of runs that were killed, or that are
-    /// at work now, so nobody but the user can say which to remove.
-    pub fn other_staging_folders(&self) -> Vec<PathBuf> {
+    /// Staging folders of other runs for the same corpus. Where locks don't reach from machine to
+    /// machine, one that nobody holds may still be worked in, so only the user removes it.
+    pub fn other_stagings(&self) -> Vec<OtherStaging> {
         let folder = parent(&self.out);
         let name = self.out.file_name().unwrap_or_default().to_string_lossy();
         let start = format!(".{name}.");
@@ -79,6 +93,10 @@ impl CorpusWriter {
             .filter(|e| e.is_folder && e.name.starts_with(&start) && e.name.ends_with(STAGING_END))
             .map(|e| folder.join(e.name))
             .filter(|path| *path != self.staging)
+            .map(|folder| OtherStaging {
+                is_at_work: self.fs.is_held(&folder).ok(),
+                folder,
+            })
             .collect()
     }
 
@@ -138,8 +156,9 @@ impl CorpusWriter {
         Ok(())
     }
 
-    /// Writes `corpus.json` with `facts` in it, and gives the corpus its name.
-    pub fn finish(mut self, facts: Map<String, Value>) -> Result<()> {
+    /// Writes `corpus.json` with `facts` in it, and gives the corpus its name, unless another run
+    /// has taken it meanwhile.
+    pub fn finish(mut self, facts: Map<String, Value>) -> Result<Created> {
         let mut document = facts;
         for (key, value) in [
             ("format_version", FORMAT_VERSION.into()),
@@ -152,21 +171,18 @@ impl CorpusWriter {
         }
         let sealed = canonical::seal(&Value::Object(document));
         self.write_file(MANIFEST, &sealed)?;
-        self.fs.rename(&self.staging, &self.out).map_err(|e| {
-            if e.kind() == ErrorKind::DirectoryNotEmpty || e.kind() == ErrorKind::AlreadyExists {
-                anyhow::anyhow!(
-                    "{}: expected a new or empty folder, found one that was filled meanwhile; give another --out",
-                    self.out.display()
-                )
-            } else {
-                failed(&self.out, "give the finished corpus its name", e)
+        match self.fs.rename(&self.staging, &self.out) {
+            Ok(()) => self.published = true,
+            Err(e) if [DirectoryNotEmpty, AlreadyExists].contains(&e.kind()) => {
+                return Ok(Created::WasThere);
             }
-        })?;
-        self.published = true;
+            Err(e) => return Err(failed(&self.out, "give the finished corpus its name", e)),
+        }
         let folder = parent(&self.out);
         self.fs
             .sync_folder(&folder)
-            .map_err(|e| failed(&folder, "sync the folder", e))
+            .map_err(|e| failed(&folder, "sync the folder", e))?;
+        Ok(Created::New)
     }
 }
 

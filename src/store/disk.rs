@@ -134,6 +134,11 @@ impl LocalDisk {
         }
     }
 
+    /// Makes the root, empty.
+    pub(super) fn make(&self) -> Result<()> {
+        self.make_folders(&self.root)
+    }
+
     /// Makes `folder` and those above it.
     fn make_folders(&self, folder: &Path) -> Result<()> {
         let made = match self.fs.make_folder(folder) {

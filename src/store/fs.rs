@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock};
+use rustix::io::Errno;
 
 use super::bytes::Bytes;
 
@@ -49,6 +50,19 @@ pub trait Fs: Send + Sync + Debug {
 
     /// Adds to the end of a file, which is made if need be.
     fn append(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+
+    /// Marks a folder as worked in, until what is handed back is dropped or this process ends,
+    /// however it ends.
+    fn hold(&self, folder: &Path) -> io::Result<Held>;
+
+    /// Whether anybody holds the folder. An error where the disk can't say.
+    fn is_held(&self, folder: &Path) -> io::Result<bool>;
+}
+
+/// A folder that is worked in.
+#[derive(Debug, Default)]
+pub struct Held {
+    _file: Option<File>,
 }
 
 /// A file being written.
@@ -149,6 +163,24 @@ impl Fs for RealFs {
             .create(true)
             .open(path)?
             .write_all(bytes)
+    }
+
+    fn hold(&self, folder: &Path) -> io::Result<Held> {
+        let folder = File::open(folder)?;
+        // Waits at most for one who looks whether it is held.
+        flock(&folder, FlockOperation::LockExclusive)?;
+        Ok(Held {
+            _file: Some(folder),
+        })
+    }
+
+    fn is_held(&self, folder: &Path) -> io::Result<bool> {
+        let folder = File::open(folder)?;
+        match flock(&folder, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(e) => Err(e.into()),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ use anyhow::Result;
 pub use bytes::Bytes;
 pub use commit::Committed;
 pub use corpus::{CorpusReader, CorpusShardFiles};
-pub use corpus_writer::CorpusWriter;
+pub use corpus_writer::{CorpusWriter, OtherStaging};
 pub use disk::LocalDisk;
 pub use job::{Job, PlannedShard, identity, plan_shards, products_value};
 pub use manifest::{Manifest, Sums};

@@ -307,3 +307,19 @@ fn broken_input_is_one_clear_line_and_leaves_nothing() {
         );
     }
 }
+
+#[test]
+fn rows_of_text_ask_for_a_tokenizer() {
+    let bench = Bench::new();
+    for rows in [
+        CHAT,
+        "{\"text\": \"a\"}",
+        "{\"prompt\": \"a\", \"completion\": \"b\"}",
+    ] {
+        bench.write("rows.jsonl", rows);
+        let ran = bench.prepare(&["--data", "rows.jsonl"]);
+        assert_eq!(ran.code, 2, "{}", ran.stdout);
+        let says = "found none; give --tokenizer with the teacher's folder, or rows with input_ids";
+        assert!(ran.stderr.contains(says), "{}", ran.stderr);
+    }
+}

@@ -1,7 +1,10 @@
 //! The corpus as a whole: what is left out, order, shards, fingerprints, the same command again.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use clap::Parser;
 use kdscore::cli::Cli;
@@ -273,12 +276,83 @@ fn what_a_killed_run_left_is_named() {
     bench.write_rows("rows.jsonl", &chats(1));
     let ran = bench.prepare(&["--data", "rows.jsonl", "--tokenizer", TEACHER]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let says = ".out.1.staging: left by a run that was killed; remove it";
+    assert!(ran.stderr.contains(says), "{}", ran.stderr);
+}
+
+/// A prepare of standard input that is at work until it gets its rows.
+fn waiting(bench: &Bench) -> Child {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin("kdscore"));
+    let args = "prepare --format text --data - --out out --json --tokenizer";
+    let child = command
+        .args(args.split(' '))
+        .arg(TEACHER)
+        .current_dir(bench.path(""))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = child.spawn().unwrap();
+    let start = format!(".out.{:x}-", child.id());
+    let staged = |e: fs::DirEntry| e.file_name().to_string_lossy().starts_with(&start);
+    while !fs::read_dir(bench.path(""))
+        .unwrap()
+        .any(|e| staged(e.unwrap()))
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+fn given(mut child: Child, rows: &str) -> Output {
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(rows.as_bytes()).unwrap();
+    drop(stdin);
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn of_two_runs_at_once_the_second_finds_the_work_done() {
+    let bench = Bench::new();
+    let first = waiting(&bench);
+    let (second, third) = (waiting(&bench), waiting(&bench));
+    let first = given(first, "{\"text\": \"a\"}\n");
+    assert_eq!(first.status.code(), Some(0));
+    let made = bench.files();
+
+    let second = given(second, "{\"text\": \"a\"}\n");
+    assert_eq!(second.status.code(), Some(0));
+    let told = String::from_utf8(second.stderr).unwrap();
     assert!(
-        ran.stderr
-            .contains(".out.1.staging: left by a run that was killed"),
-        "{}",
-        ran.stderr
+        told.contains("staging: another prepare is making this corpus now; the first to finish"),
+        "{told}"
     );
+    let facts: Value = serde_json::from_slice(&second.stdout).unwrap();
+    assert_eq!(facts["status"], "already prepared");
+
+    let third = given(third, "{\"text\": \"b\"}\n");
+    assert_eq!(third.status.code(), Some(2));
+    let told = String::from_utf8(third.stderr).unwrap();
+    assert!(
+        told.contains("out: expected a corpus with sources of sha256"),
+        "{told}"
+    );
+    assert_eq!(bench.files(), made);
+    assert_eq!(fs::read_dir(bench.path("")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_corpus_that_is_there_is_told_as_when_it_was_made() {
+    let bench = Bench::new();
+    let rows = [&chats(5)[..], &[chat(&[("bing", "a")])]].concat();
+    let args = ["--on-bad-row", "skip", "--shard-tokens", "100"];
+    let mut made = bench.prepared(&rows, &args);
+    let mut again = bench.prepared(&rows, &args);
+    assert_eq!(made["status"].take(), "prepared");
+    assert_eq!(again["status"].take(), "already prepared");
+    assert_eq!(made, again);
+    assert!(made["shards"].as_u64() > Some(1) && made["lengths"]["median"].as_u64() > Some(0));
+    let example = made["first_examples"]["unusable row"].as_str().unwrap();
+    assert!(example.starts_with("rows.jsonl:6: "), "{example}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use kdscore::store::Bytes;
-use kdscore::store::fs::{FolderEntry, Fs, NewFile};
+use kdscore::store::fs::{FolderEntry, Fs, Held, NewFile};
 
 use super::mix;
 
@@ -402,6 +402,14 @@ impl Fs for MemoryFs {
             Node::File { seen, .. } => Ok(Bytes::owned(seen)),
             Node::Folder { .. } => Err(ErrorKind::IsADirectory.into()),
         }
+    }
+
+    fn hold(&self, _: &Path) -> io::Result<Held> {
+        Ok(Held::default())
+    }
+
+    fn is_held(&self, _: &Path) -> io::Result<bool> {
+        Ok(false)
     }
 
     fn append(&self, _path: &Path, _bytes: &[u8]) -> io::Result<()> {
