@@ -24,6 +24,7 @@ mod decoder;
 mod encode;
 mod guard;
 mod json;
+mod pieces;
 mod pipeline;
 mod probes;
 mod problem;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use super::guard::guarded;
+use super::pieces::Pieces;
 use super::problem::{RowProblem, RowResult};
 use crate::canonical;
 
@@ -38,6 +39,7 @@ pub struct TextTokenizer {
     stops: Vec<i32>,
     added: HashSet<i32>,
     control: ControlTokens,
+    pieces: Pieces,
 }
 
 /// A text as tokens.
@@ -80,6 +82,7 @@ impl TextTokenizer {
         let added = tokenizer.get_added_tokens_decoder();
         Ok(TextTokenizer {
             control: ControlTokens::new(added.values()),
+            pieces: Pieces::new(added.values()),
             added: added.keys().map(|&id| id as i32).collect(),
             stops: stop_ids(folder)?,
             config_template: config.remove("chat_template"),
@@ -162,6 +165,14 @@ impl TextTokenizer {
     /// # Errors
     /// The tokenizer fails on the text.
     pub fn encode_rendered(&self, text: &str) -> RowResult<Encoded> {
+        self.pieces.encoded(text, |piece| self.encode(piece, false))
+    }
+
+    /// The same without the help of pieces, to compare.
+    ///
+    /// # Errors
+    /// The tokenizer fails on the text.
+    pub fn encode_rendered_whole(&self, text: &str) -> RowResult<Encoded> {
         self.encode(text, false)
     }
 
@@ -402,6 +413,7 @@ impl ControlTokens {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
 
     const TEACHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
@@ -447,6 +459,35 @@ mod tests {
         }
         assert_eq!(end, text.len());
         assert_eq!(changed.fingerprint(), plain.fingerprint());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_become_the_tokens_of_the_whole(
+            parts in prop::collection::vec(
+                prop::sample::select(vec![
+                    "<|im_start|>", "<|im_end|>", "<|bos|>", "<|im_", "|>", "user\n", " the", "th", "e", "  ", "\n\n", "é", "🙂", "\u{301}", "<",
+                ]),
+                0..24,
+            ),
+            changes in prop::collection::vec((0_usize..4, 0_usize..5), 0..3),
+        ) {
+            // The fixture's own added tokens, and with flags that change where they are found.
+            let tokenizer = changed(|t| {
+                for &(token, flag) in &changes {
+                    let flag = ["lstrip", "rstrip", "normalized", "single_word", "special"][flag];
+                    let value = &mut t["added_tokens"][token][flag];
+                    *value = json!(!value.as_bool().unwrap());
+                }
+            });
+            let (tokenizer, text) = (tokenizer.unwrap(), parts.concat());
+            for _ in 0..2 {
+                prop_assert_eq!(
+                    tokenizer.encode_rendered(&text).unwrap(),
+                    tokenizer.encode_rendered_whole(&text).unwrap()
+                );
+            }
+        }
     }
 
     #[test]
