@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use serde_json::Value;
+
 use super::encode::TokenisedRow;
 use super::problem::{Reason, RowProblem, RowResult};
 use super::remarks::{note_answers, note_dropped, note_straddlers};
@@ -68,7 +70,8 @@ pub fn encode_chat(
         check_control_tokens(tokenizer, chat)?;
     }
     let values = template.values(chat)?;
-    let mut whole = template.render(&values, Until::End)?;
+    let whole = template.render(&values, Until::End);
+    let mut whole = whole.map_err(|problem| with_hint(problem, chat))?;
     let encoded = tokenizer.encode_rendered(&whole.text)?;
     if whole.generated.is_none()
         && let Some(mask_template) = mask_template
@@ -108,6 +111,24 @@ pub fn encode_chat(
         loss_mask: masked.loss_mask,
         findings,
     })
+}
+
+/// Says what most often is wrong with a chat that a template fails on.
+fn with_hint(mut problem: RowProblem, chat: &Chat) -> RowProblem {
+    let calls = |m: &Value| m["tool_calls"].is_array();
+    let mute = |m: &Value| calls(m) && m["content"].is_null();
+    if let Some(i) = chat.messages.iter().position(mute) {
+        problem.message.push_str(&format!(
+            "; message {i} has tool calls and no content, which many templates can't print: \
+             write \"content\": \"\" beside them"
+        ));
+    } else if chat.messages.iter().any(calls) {
+        problem.message.push_str(
+            "; a template that wants the arguments of tool calls as JSON text gets them so, \
+             where the rows have them so, with --tool-arguments as-given",
+        );
+    }
+    problem
 }
 
 fn generated_by(
@@ -295,7 +316,7 @@ impl Rendering<'_> {
         let place = *places.ok()?.first()?;
         let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets);
         let mut behind = tokens.filter(|(_, (start, _))| *start >= place);
-        let (_, &(start, end)) = behind.find(|(id, _)| self.tokenizer.is_added(**id))?;
+        let (_, &(start, end)) = behind.find(|(id, span)| self.is_control(**id, span))?;
         is_blank(self.whole.text.get(place..start)).then_some(end)
     }
 
@@ -352,13 +373,18 @@ impl Rendering<'_> {
         ))
     }
 
+    /// An added token that stands for more than spaces; Gemma has line ends among them.
+    fn is_control(&self, id: i32, &(start, end): &(usize, usize)) -> bool {
+        self.tokenizer.is_added(id) && !is_blank(self.whole.text.get(start..end))
+    }
+
     /// Ends a span behind the last added token of its turn where only whitespace follows: the
     /// student learns the end-of-turn token, not the line break the template puts behind it.
     fn ended_at_control(&self, span: Range<usize>) -> Range<usize> {
         let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets).rev();
         let mut inside =
             tokens.filter(|(_, (start, end))| span.start <= *start && *end <= span.end);
-        match inside.find(|(id, _)| self.tokenizer.is_added(**id)) {
+        match inside.find(|(id, span)| self.is_control(**id, span)) {
             Some((_, &(_, end))) if is_blank(self.whole.text.get(end..span.end)) => span.start..end,
             _ => span,
         }

@@ -5,6 +5,7 @@ use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
 use super::rows::Chat;
 use super::spans::SpanMask;
 use super::tokenizer::{Encoded, TextTokenizer};
+use super::written::holds;
 
 /// Shortest answer, in characters, whose end says anything about its having been cut.
 const CUT_CHARS_MIN: usize = 200;
@@ -83,7 +84,7 @@ pub fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
         let here = rendered[from..].find(text).map(|at| from + at);
         match here.or_else(|| rendered.find(text)) {
             // Tool results may be printed in another form.
-            None if chat.messages[i]["role"] != "tool" => {
+            None if chat.messages[i]["role"] != "tool" && !holds(rendered, text) => {
                 findings.push(Finding {
                     lint: Lint::DroppedByTemplate,
                     count: 1,

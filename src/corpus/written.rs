@@ -53,9 +53,10 @@ fn control_in<'a>(tokenizer: &'a TextTokenizer, value: &Value) -> Option<&'a str
 /// # Errors
 /// The first text that does not.
 pub fn check_written(chat: &Chat, trained: &[usize], learnt: &str) -> RowResult<()> {
+    let last = trained.last();
+    let dropped = |i: usize, what: &str, text: &str| dropped(i, last == Some(&i), what, text);
     for (i, text) in chat.texts().filter(|(i, _)| trained.contains(i)) {
-        let text = text.trim();
-        if !learnt.contains(text) {
+        if !holds(learnt, text) {
             return Err(dropped(i, "text", text));
         }
     }
@@ -73,6 +74,13 @@ pub fn check_written(chat: &Chat, trained: &[usize], learnt: &str) -> RowResult<
         }
     }
     Ok(())
+}
+
+/// Whether `text` is a part of `rendered`, white space aside: templates trim texts, and take
+/// reasoning apart and set it anew with other line ends.
+pub fn holds(rendered: &str, text: &str) -> bool {
+    let bare = |text: &str| text.split_whitespace().collect::<String>();
+    rendered.contains(text.trim()) || bare(rendered).contains(&bare(text))
 }
 
 /// The first string that is printed neither as it is nor as JSON or Python write it.
@@ -98,13 +106,18 @@ fn is_printed(text: &str, learnt: &str) -> bool {
         .all(|run| learnt.contains(run.trim()))
 }
 
-fn dropped(message: usize, what: &str, text: &str) -> RowProblem {
+fn dropped(message: usize, is_last: bool, what: &str, text: &str) -> RowProblem {
+    let or = match is_last {
+        true => "",
+        // Most templates of models that think print the thoughts of the last answer alone.
+        false => ", or train the last answer alone with --loss last-assistant",
+    };
     RowProblem::new(
         Reason::DroppedByTemplate,
         format!(
             "message {message}: expected every trained {what} in what the chat template renders as the answer, \
-             found {} left out; give another template with --chat-template, or leave the message untrained (weight 0)",
-            quoted(text)
+             found {} left out; give another template with --chat-template, or leave the message untrained (weight 0){or}",
+            quoted(text.trim())
         ),
     )
 }

@@ -233,6 +233,134 @@ fn rows_without_an_answer_or_of_preferences_say_what_they_are() {
 }
 
 #[test]
+fn rows_of_no_family_say_how_to_read_them() {
+    for (row, says) in [
+        (
+            json!({"instruction": "a", "context": "b", "response": "c"}),
+            "--map input=context,output=response",
+        ),
+        (
+            json!({"article": "a", "question": "b", "answer": "c"}),
+            "--map instruction=question,input=article,output=answer",
+        ),
+        (
+            json!({"system_prompt": "a", "question": "b", "response": "c"}),
+            "--map system=system_prompt,query=question",
+        ),
+        (
+            json!({"conversation": [{"input": "a", "output": "b"}]}),
+            "--map gives them these names, as in human=input,assistant=output",
+        ),
+        (
+            json!({"conversation": [{"role": "user", "content": "b"}]}),
+            "--map messages=conversation",
+        ),
+        (json!({"prompt": "a"}), "a row without an answer to learn"),
+        (
+            json!({"preferred_output": [], "non_preferred_output": []}),
+            "make messages of its input and preferred_output",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "function_call": {}}]}),
+            "found \"function_call\"; write it as tool_calls",
+        ),
+    ] {
+        let told = refused(row, &[]);
+        assert!(told.contains(says), "{told}");
+    }
+    let dolly = json!({"instruction": "a", "context": "b", "response": "c"});
+    let alpaca = json!({"instruction": "a", "input": "b", "output": "c"});
+    let map = ["--map", "input=context,output=response", "--loss", "all"];
+    assert_eq!(learnt(dolly, &map), whole(alpaca));
+    let capybara = json!({"conversation": [{"input": "a", "output": "b"}]});
+    let map = ["--map", "human=input,assistant=output"];
+    assert_eq!(learnt(capybara, &map), "b<|im_end|>");
+}
+
+#[test]
+fn columns_that_would_change_the_chat_are_refused_or_left_unread_by_name() {
+    let mut row = chat(&[("user", "a"), ("assistant", "b")]);
+    for (column, value) in [
+        ("images", json!(["x.png"])),
+        ("system_prompt", json!("Be brief.")),
+        ("kto_tag", json!(false)),
+        ("label", json!(false)),
+    ] {
+        row[column] = value;
+        let told = refused(row.clone(), &[]);
+        assert!(told.contains(&format!("--ignore-keys {column}")), "{told}");
+        assert_eq!(
+            learnt(row.clone(), &["--ignore-keys", column]),
+            "b<|im_end|>"
+        );
+        row.as_object_mut().unwrap().remove(column);
+    }
+    let completion = json!({"prompt": "a", "completion": "b", "label": false});
+    assert!(refused(completion, &[]).contains("found one marked false"));
+    row["system_prompt"] = json!("Be brief.");
+    let mapped = learnt(row, &["--map", "system=system_prompt", "--loss", "all"]);
+    assert!(mapped.contains("system↵Be brief.<|im_end|>"), "{mapped}");
+    let quiet = json!({"messages": chat(&[("user", "a"), ("assistant", "b")])["messages"], "images": [], "system_prompt": "", "label": true});
+    assert_eq!(learnt(quiet, &[]), "b<|im_end|>");
+}
+
+#[test]
+fn calls_and_results_in_messages_of_their_own_join_the_answer() {
+    let swift = json!({"messages": [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "Let me see."},
+        {"role": "tool_call", "content": "{\"name\": \"f\", \"arguments\": {\"a\": 1}}"},
+        {"role": "tool_call", "content": "{\"name\": \"g\", \"arguments\": {}}"},
+        {"role": "tool_response", "content": "42"}, {"role": "assistant", "content": "It is 42."},
+    ]});
+    let openai = json!({"messages": [
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "Let me see.", "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}, {"type": "function", "function": {"name": "g", "arguments": {}}},
+        ]},
+        {"role": "tool", "content": "42"}, {"role": "assistant", "content": "It is 42."},
+    ]});
+    let template = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/fixtures/templates/generation.jinja"
+    );
+    let args = ["--chat-template", template];
+    let found = learnt(swift, &args);
+    assert!(found.contains("CALL f {\"a\": 1}↵CALL g {}"), "{found}");
+    assert_eq!(found, learnt(openai, &args));
+}
+
+#[test]
+fn spaces_that_a_template_sets_anew_are_no_loss() {
+    let bench = Bench::new();
+    // As templates of models that think do: the thoughts are taken out and put back.
+    bench.write("t.jinja", "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{% if '</think>' in m.content %}\
+        {% set parts = m.content.split('</think>') %}{{ parts[0].strip() }}\n</think>\n\n{{ parts[1].strip() }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endgeneration %}{% endfor %}");
+    let row = chat(&[("user", "a"), ("assistant", "<think>one  two</think>b")]);
+    bench.prepared(&[row], &["--chat-template", "t.jinja", "--loss", "all"]);
+    assert!(bench.trained()[0].contains("<think>one  two↵</think>↵↵b<|im_end|>"));
+}
+
+#[test]
+fn a_template_that_fails_on_calls_without_content_says_what_to_write() {
+    let bench = Bench::new();
+    bench.write("t.jinja", "{% for m in messages %}{{ m.role + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}");
+    let row = json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+    ]});
+    bench.write_rows("rows.jsonl", &[row]);
+    let args = [
+        "--data",
+        "rows.jsonl",
+        "--tokenizer",
+        TEACHER,
+        "--chat-template",
+        "t.jinja",
+    ];
+    let told = bench.prepare(&args).stderr;
+    let says = "message 1 has tool calls and no content, which many templates can't print: write \"content\": \"\" beside them";
+    assert!(told.contains(says), "{told}");
+}
+
+#[test]
 fn a_mask_template_says_what_the_chat_template_does_not() {
     let bench = Bench::new();
     let body = |open: &str, close: &str| {

@@ -123,7 +123,7 @@ fn parquet_rows_lose_their_padding_and_keep_their_flags() {
 }
 
 #[test]
-fn columns_of_json_are_decoded() {
+fn case_12_columns_of_json_are_decoded() {
     let bench = Bench::new();
     bench.write("t.jinja", "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}{{ tools[0].function.parameters is mapping }}");
     prepared(
@@ -150,7 +150,7 @@ fn other_columns_are_in_nobodys_way() {
 }
 
 #[test]
-fn nulls_in_arguments_are_the_users_to_decide() {
+fn case_11_nulls_in_arguments_are_the_users_to_decide() {
     let data = format!("{DATA}/padded.parquet");
     let message = refused(&data, &[]);
     assert!(

@@ -3,6 +3,7 @@
 mod bench;
 mod broken;
 mod corpus;
+mod examples;
 mod families;
 mod files;
 mod fuzz;

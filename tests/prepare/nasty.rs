@@ -183,7 +183,7 @@ fn case_10_empty_tools_are_none() {
     assert!(!text.contains("EMPTY") && !text.contains("TOOLS"), "{text}");
 }
 
-// Cases 11 (null-padded arguments) and 12 (a column of JSON) are in `files`.
+// Cases 11 and 12, of Parquet, are in `files`.
 
 #[test]
 fn cases_13_and_14_what_a_template_refuses_is_told_with_the_row() {

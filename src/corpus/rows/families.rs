@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::calls::calls_of_text;
 use super::messages::Chat;
-use super::take_string;
+use super::{key_list, take_string};
 use crate::corpus::json::kind;
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 use crate::corpus::rules::RowRules;
@@ -36,7 +36,7 @@ pub fn sharegpt(mut row: Map<String, Value>, rules: &RowRules) -> RowResult<Chat
     }
     chat.add_system(row.shift_remove("system"))?;
     check_turns(&chat)?;
-    chat.with_columns(row)
+    chat.with_columns(row, rules)
 }
 
 fn turn(place: &str, mut message: Map<String, Value>, rules: &RowRules) -> RowResult<Value> {
@@ -89,7 +89,7 @@ fn check_turns(chat: &Chat) -> RowResult<()> {
 
 /// `instruction`, `input`, `output`, with `system` and `history`: the question is the instruction
 /// and, on the next line, the input.
-pub fn alpaca(mut row: Map<String, Value>) -> RowResult<Chat> {
+pub fn alpaca(mut row: Map<String, Value>, rules: &RowRules) -> RowResult<Chat> {
     let instruction = take_string(&mut row, "instruction")?;
     let output = take_string(&mut row, "output")?;
     let input = match row.contains_key("input") {
@@ -101,23 +101,23 @@ pub fn alpaca(mut row: Map<String, Value>) -> RowResult<Chat> {
         (true, _) => input,
         _ => format!("{instruction}\n{input}"),
     };
-    asked_and_answered(row, question, output)
+    asked_and_answered(row, question, output, rules)
 }
 
 /// `query` and `response`, with `system` and `history`.
-pub fn query_response(mut row: Map<String, Value>) -> RowResult<Chat> {
+pub fn query_response(mut row: Map<String, Value>, rules: &RowRules) -> RowResult<Chat> {
     let query = take_string(&mut row, "query")?;
     let response = take_string(&mut row, "response")?;
-    asked_and_answered(row, query, response)
+    asked_and_answered(row, query, response, rules)
 }
 
 fn asked_and_answered(
     mut row: Map<String, Value>,
     question: String,
     answer: String,
+    rules: &RowRules,
 ) -> RowResult<Chat> {
     let mut chat = Chat::default();
-    let rules = RowRules::default();
     let history = match row.shift_remove("history").unwrap_or_default() {
         Value::Null => Vec::new(),
         Value::Array(list) => list,
@@ -135,11 +135,11 @@ fn asked_and_answered(
                 "history[{i}]: expected a pair of strings, question and answer, found another"
             )));
         };
-        add_pair(&mut chat, asked, answered, &rules)?;
+        add_pair(&mut chat, asked, answered, rules)?;
     }
-    add_pair(&mut chat, &question, &answer, &rules)?;
+    add_pair(&mut chat, &question, &answer, rules)?;
     chat.add_system(row.shift_remove("system"))?;
-    chat.with_columns(row)
+    chat.with_columns(row, rules)
 }
 
 fn add_pair(chat: &mut Chat, asked: &str, answered: &str, rules: &RowRules) -> RowResult<()> {
@@ -152,7 +152,7 @@ fn add_pair(chat: &mut Chat, asked: &str, answered: &str, rules: &RowRules) -> R
 }
 
 /// `conversation` of `human` and `assistant` pairs.
-pub fn conversation(mut row: Map<String, Value>) -> RowResult<Chat> {
+pub fn conversation(mut row: Map<String, Value>, rules: &RowRules) -> RowResult<Chat> {
     let list = match row.shift_remove("conversation") {
         Some(Value::Array(list)) if !list.is_empty() => list,
         other => {
@@ -179,6 +179,16 @@ pub fn conversation(mut row: Map<String, Value>) -> RowResult<Chat> {
         if i == 0 && system.is_none() {
             system = pair.shift_remove("system");
         }
+        if !pair.contains_key("human") || !pair.contains_key("assistant") {
+            return Err(RowProblem::unusable(format!(
+                "{place}: expected human and assistant, found {}; {}",
+                key_list(&pair),
+                match pair.contains_key("role") {
+                    true => "--map messages=conversation reads a list of messages",
+                    false => "--map gives them these names, as in human=input,assistant=output",
+                }
+            )));
+        }
         let human = take_string(&mut pair, "human").map_err(|p| p.at(&place))?;
         let assistant = take_string(&mut pair, "assistant").map_err(|p| p.at(&place))?;
         if let Some(key) = pair.keys().next() {
@@ -187,8 +197,8 @@ pub fn conversation(mut row: Map<String, Value>) -> RowResult<Chat> {
                 quoted(key)
             )));
         }
-        add_pair(&mut chat, &human, &assistant, &RowRules::default())?;
+        add_pair(&mut chat, &human, &assistant, rules)?;
     }
     chat.add_system(system)?;
-    chat.with_columns(row)
+    chat.with_columns(row, rules)
 }

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::calls::{check_calls, tools};
+use super::calls::{calls_of_text, check_calls, tools};
 use super::content::take_parts;
 use super::flags::{TurnFlags, take_flags};
-use super::key_list;
+use super::{key_list, take_string};
 use crate::corpus::json::{kind, parse_strict};
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 use crate::corpus::rules::RowRules;
@@ -24,13 +24,14 @@ const MESSAGE_KEYS: [&str; 8] = [
 const REASONING_KEYS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Columns that change what the template renders or what is trained. They are not read, and
 /// leaving them out silently would give another chat than the row means.
-const REFUSED_COLUMNS: [&str; 6] = [
+const REFUSED_COLUMNS: [&str; 7] = [
     "documents",
     "functions",
     "function_call",
     "images",
     "videos",
     "audios",
+    "system_prompt",
 ];
 
 /// A chat, as the template is to see it.
@@ -67,7 +68,7 @@ impl Chat {
             rules,
         )?;
         chat.add_system(system)?;
-        chat.with_columns(row)
+        chat.with_columns(row, rules)
     }
 
     pub(super) fn from_prompt_completion(
@@ -84,19 +85,24 @@ impl Chat {
             row.remove("completion").unwrap_or_default(),
             rules,
         )?;
-        chat.with_columns(row)
+        chat.with_columns(row, rules)
     }
 
     /// Takes the columns beside the messages that belong to a chat.
     ///
     /// # Errors
     /// A column that would change the chat and is not read.
-    pub(super) fn with_columns(mut self, mut row: Map<String, Value>) -> RowResult<Chat> {
+    pub(super) fn with_columns(
+        mut self,
+        mut row: Map<String, Value>,
+        rules: &RowRules,
+    ) -> RowResult<Chat> {
         let found = |c: &&&str| row.get(**c).is_some_and(|v| !is_empty(v));
-        if let Some(column) = REFUSED_COLUMNS.iter().find(found) {
+        let unread = |c: &&&str| !rules.ignored_keys.iter().any(|key| key == **c);
+        if let Some(column) = REFUSED_COLUMNS.iter().filter(unread).find(found) {
             return Err(RowProblem::unusable(format!(
-                "expected messages and tools only, found the column {column}, which is not read; \
-                 put it into the messages or remove it"
+                "expected messages and tools only, found the column {column}, which would change the chat; \
+                 put it into the messages, or --ignore-keys {column} leaves it unread"
             )));
         }
         self.tools = tools(row.remove("tools"))?;
@@ -122,6 +128,7 @@ impl Chat {
         if !rules.null_keys {
             message.retain(|_, v| !v.is_null());
         }
+        let is_call = take_tool_role(place, &mut message, rules)?;
         let role = take_role(place, &mut message, rules)?;
         message.retain(|k, _| !rules.ignored_keys.contains(k));
         let before = self.messages.len();
@@ -144,9 +151,31 @@ impl Chat {
             return Ok(());
         }
         check_keys(place, &mut message, rules)?;
+        if is_call && self.takes_calls(&flags) {
+            let calls = message.shift_remove("tool_calls").unwrap_or_default();
+            self.add_calls(calls);
+            return Ok(());
+        }
         self.messages.push(message.into());
         self.flags.push(flags);
         Ok(())
+    }
+
+    /// Whether a call in a message of its own belongs to the message before it.
+    fn takes_calls(&self, flags: &TurnFlags) -> bool {
+        let begins = self.completion == Some(self.messages.len());
+        let last = self.messages.last();
+        !begins
+            && last.is_some_and(|m| m["role"] == "assistant")
+            && self.flags.last() == Some(flags)
+    }
+
+    fn add_calls(&mut self, calls: Value) {
+        let last = self.messages.last_mut().and_then(Value::as_object_mut);
+        let known = last.map(|m| m.entry("tool_calls").or_insert_with(|| json!([])));
+        if let (Some(Value::Array(known)), Value::Array(calls)) = (known, calls) {
+            known.extend(calls);
+        }
     }
 
     fn add_list(&mut self, key: &str, value: Value, rules: &RowRules) -> RowResult<()> {
@@ -272,6 +301,7 @@ fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(),
         _ => false,
     }
 }
@@ -283,6 +313,34 @@ fn kwargs(value: Value) -> RowResult<Vec<(String, Value)>> {
             "chat_template_kwargs: expected an object, found {}",
             kind(&other)
         ))),
+    }
+}
+
+/// ms-swift writes a call and its result as messages of roles of their own. Whether it is a call.
+fn take_tool_role(
+    place: &str,
+    message: &mut Map<String, Value>,
+    rules: &RowRules,
+) -> RowResult<bool> {
+    let role = message
+        .get("role")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    if rules.roles.iter().any(|(theirs, _)| theirs == role) {
+        return Ok(false);
+    }
+    match role {
+        "tool_response" => {
+            message.insert("role".into(), "tool".into());
+            Ok(false)
+        }
+        "tool_call" => {
+            let text = take_string(message, "content").map_err(|p| p.at(place))?;
+            message.insert("role".into(), "assistant".into());
+            message.insert("tool_calls".into(), calls_of_text(place, &text)?);
+            Ok(true)
+        }
+        _ => Ok(false),
     }
 }
 
@@ -319,9 +377,13 @@ fn take_role(place: &str, message: &mut Map<String, Value>, rules: &RowRules) ->
 fn check_keys(place: &str, message: &mut Map<String, Value>, rules: &RowRules) -> RowResult<()> {
     if let Some(unknown) = message.keys().find(|k| !MESSAGE_KEYS.contains(&k.as_str())) {
         return Err(RowProblem::unusable(format!(
-            "{place}: expected the keys {}, found {}; --map gives it another name, --ignore-keys leaves it unread",
+            "{place}: expected the keys {}, found {}; {}",
             MESSAGE_KEYS.join(", "),
-            quoted(unknown)
+            quoted(unknown),
+            match unknown.as_str() {
+                "function_call" => "write it as tool_calls, its newer form",
+                _ => "--map gives it another name, --ignore-keys leaves it unread",
+            }
         )));
     }
     for key in MESSAGE_KEYS.iter().filter(|k| **k != "tool_calls") {

@@ -44,22 +44,42 @@ pub enum Family {
 }
 
 /// Keys of rows that are of no family, and what to do with them.
-const HINTS: [(&[&str], &str); 8] = [
+const HINTS: [(&[&str], &str); 15] = [
     (
         &["chosen"],
         "a preference row; --map messages=chosen trains the chosen chat, --map completion=chosen the chosen answer",
+    ),
+    (
+        &["preferred_output"],
+        "a preference row; make messages of its input and preferred_output",
     ),
     (
         &["reward_model"],
         "a row for reinforcement learning, which holds no answer to learn",
     ),
     (
+        &["article", "question", "answer"],
+        "--map instruction=question,input=article,output=answer reads them as alpaca",
+    ),
+    (
+        &["system_prompt", "question", "response"],
+        "--map system=system_prompt,query=question reads them as a chat",
+    ),
+    (
         &["question", "answer"],
         "--map query=question,response=answer reads them as a chat",
     ),
     (
+        &["question", "response"],
+        "--map query=question reads them as a chat",
+    ),
+    (
         &["problem", "solution"],
         "--map query=problem,response=solution reads them as a chat",
+    ),
+    (
+        &["instruction", "context", "response"],
+        "--map input=context,output=response reads them as alpaca",
     ),
     (
         &["instruction", "response"],
@@ -70,8 +90,13 @@ const HINTS: [(&[&str], &str); 8] = [
         "--map completion=response reads them as prompt and completion",
     ),
     (&["dialog"], "--map messages=dialog reads it as a chat"),
+    (&["contents"], "--map messages=contents reads it as a chat"),
     (&["content"], "--map text=content reads it as text"),
+    (&["prompt"], "a row without an answer to learn"),
 ];
+
+/// Columns of TRL and LLaMA-Factory that say whether an answer is a good one.
+const MARKS: [&str; 2] = ["label", "kto_tag"];
 
 impl Family {
     pub const ALL: [Family; 9] = [
@@ -190,13 +215,16 @@ impl Family {
                 key_list(&row)
             )));
         }
+        if self.is_chat() || self == Family::PromptCompletion {
+            refuse_unwanted(&row, rules)?;
+        }
         let is_list = |key: &str| row[key].is_array();
         match self {
             Family::Messages => Chat::from_messages(row, rules).map(SourceRow::Chat),
             Family::Sharegpt => families::sharegpt(row, rules).map(SourceRow::Chat),
-            Family::Alpaca => families::alpaca(row).map(SourceRow::Chat),
-            Family::Conversation => families::conversation(row).map(SourceRow::Chat),
-            Family::QueryResponse => families::query_response(row).map(SourceRow::Chat),
+            Family::Alpaca => families::alpaca(row, rules).map(SourceRow::Chat),
+            Family::Conversation => families::conversation(row, rules).map(SourceRow::Chat),
+            Family::QueryResponse => families::query_response(row, rules).map(SourceRow::Chat),
             Family::PromptCompletion if is_list("prompt") => {
                 Chat::from_prompt_completion(row, rules).map(SourceRow::Chat)
             }
@@ -208,6 +236,19 @@ impl Family {
             Family::Segments => Segments::from_row(&row).map(SourceRow::Segments),
             Family::Tokens => TokenRow::from_row(&row).map(SourceRow::Tokens),
         }
+    }
+}
+
+/// # Errors
+/// A row of a preference set whose answer is marked as one to avoid.
+fn refuse_unwanted(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> {
+    let marked = |key: &&str| row.get(*key) == Some(&Value::Bool(false));
+    let unread = |key: &&str| rules.ignored_keys.iter().any(|ignored| ignored == key);
+    match MARKS.iter().find(|key| marked(key) && !unread(key)) {
+        None => Ok(()),
+        Some(key) => Err(RowProblem::unusable(format!(
+            "{key}: expected an answer to learn, found one marked false; --ignore-keys {key} trains it all the same"
+        ))),
     }
 }
 
@@ -260,7 +301,7 @@ fn take_string(row: &mut Map<String, Value>, key: &str) -> RowResult<String> {
         Some(Value::String(text)) => Ok(text),
         other => Err(RowProblem::unusable(format!(
             "{key}: expected a string, found {}",
-            kind(&other.unwrap_or_default())
+            other.as_ref().map_or("none", kind)
         ))),
     }
 }
