@@ -1,5 +1,6 @@
 //! `prepare`: source rows to a token corpus.
 
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -180,7 +181,11 @@ fn read_manifest(out: &Path) -> Result<Option<Map<String, Value>>> {
     let path = out.join(MANIFEST);
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotADirectory => bail!(
+            "{}: expected a new or empty folder, found a file; give another --out",
+            out.display()
+        ),
         Err(e) => return Err(e).with_context(|| format!("{}: can't read", path.display())),
     };
     let manifest = unseal(&bytes, Seal::Optional);

@@ -325,22 +325,18 @@ impl Rendering<'_> {
         if turn == 0 {
             return Ok(());
         }
+        let first = self.chat.texts().find(|(i, _)| *i == turn);
+        let first = first.map_or("", |(_, text)| text);
+        let rest = self.whole.text[start..].trim_start();
+        // Most answers begin right there, and that costs no render.
+        if rest.starts_with(first.trim()) {
+            return Ok(());
+        }
         let without = self
             .template
             .render(&self.values, Until::Through(turn - 1))?
             .text;
         if without.len() != start {
-            return Ok(());
-        }
-        let first = self
-            .chat
-            .texts()
-            .find(|(i, _)| *i == turn)
-            .map_or("", |(_, text)| text);
-        if self.whole.text[start..]
-            .trim_start()
-            .starts_with(first.trim())
-        {
             return Ok(());
         }
         Err(RowProblem::new(

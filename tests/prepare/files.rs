@@ -259,6 +259,37 @@ fn folders_patterns_and_standard_input_are_read() {
     assert!(refused_in_existing(&bench).contains("standard input can't be compared"));
 }
 
+#[test]
+fn links_that_lead_back_give_no_file_twice() {
+    let bench = Bench::new();
+    bench.write_rows("blobs/1", &[json!({"text": "a"})]);
+    fs::create_dir_all(bench.path("snap/sub")).unwrap();
+    let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, bench.path(name)).unwrap();
+    link("../blobs/1", "snap/train.jsonl");
+    link("..", "snap/sub/up");
+    link("sub", "snap/self");
+    prepared(&bench, "snap", &[]);
+    assert_eq!(bench.trained(), ["<|bos|>a<|im_end|>"]);
+    link("gone", "snap/other.jsonl");
+    fs::remove_dir_all(bench.path("out")).unwrap();
+    assert!(refused_in(&bench, "snap", &[]).contains("snap/other.jsonl: can't open"));
+}
+
+#[test]
+fn what_is_neither_file_nor_folder_is_named() {
+    assert!(refused("/dev/null", &[]).contains("found a pipe or device; --data - reads"));
+    let bench = Bench::new();
+    bench.write("out", "a file");
+    bench.write_rows("rows.jsonl", &chats(1));
+    let told = bench
+        .prepare(&["--data", "rows.jsonl", "--tokenizer", TEACHER])
+        .stderr;
+    assert!(
+        told.contains("out: expected a new or empty folder, found a file"),
+        "{told}"
+    );
+}
+
 fn refused_in_existing(bench: &Bench) -> String {
     bench
         .prepare(&["--data", "-", "--tokenizer", TEACHER, "--format", "text"])

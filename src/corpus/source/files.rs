@@ -51,7 +51,7 @@ impl Kind {
         let meta = std::fs::metadata(path).with_context(|| format!("{name}: can't open"))?;
         ensure!(
             meta.is_file(),
-            "{name}: expected a file or folder of rows, found a device"
+            "{name}: expected a file or folder of rows, found a pipe or device; --data - reads standard input"
         );
         let mut head = Vec::new();
         let file = File::open(path).with_context(|| format!("{name}: can't open"))?;
@@ -153,7 +153,7 @@ fn of_folder(folder: &Path, split: Option<&str>) -> Result<Vec<PathBuf>> {
         return of_saved_dataset(folder);
     }
     let mut found = Vec::new();
-    collect(folder, &mut found)?;
+    collect(folder, &mut Vec::new(), &mut found)?;
     found.sort();
     let splits = splits_of(folder, &found);
     let mut names: Vec<&str> = splits.iter().flatten().map(String::as_str).collect();
@@ -217,8 +217,14 @@ fn of_saved_dataset(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn collect(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+/// The data files in a folder and those below it. A link to a folder above leads to nothing new.
+fn collect(folder: &Path, above: &mut Vec<PathBuf>, found: &mut Vec<PathBuf>) -> Result<()> {
     let failed = || format!("{}: can't list", folder.display());
+    let real = folder.canonicalize().with_context(failed)?;
+    if above.contains(&real) {
+        return Ok(());
+    }
+    above.push(real);
     for entry in std::fs::read_dir(folder).with_context(failed)? {
         let path = entry.with_context(failed)?.path();
         let name = path
@@ -230,7 +236,7 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
             continue;
         }
         if path.is_dir() {
-            collect(&path, found)?;
+            collect(&path, above, found)?;
         } else if is_data(&name) {
             found.push(path);
         }
@@ -240,6 +246,7 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
             folder.display()
         );
     }
+    above.pop();
     Ok(())
 }
 
