@@ -180,7 +180,7 @@ const BROKEN: &[Broken] = &[
     Broken {
         rows: CHAT,
         args: &["--chat-template", "loop.jinja"],
-        says: "more than 20000000 steps",
+        says: "more than 5000000 steps",
     },
     Broken {
         rows: CHAT,

@@ -8,8 +8,9 @@ use super::date::TemplateDate;
 use super::range::Range;
 use super::{methods, print, python};
 
-/// Steps a template may take for one chat; a runaway loop ends here instead of never.
-pub const FUEL: u64 = 20_000_000;
+/// Steps a template may take for one chat: a runaway loop ends here instead of never. Every 64
+/// bytes of text that are made or read count as one, so memory is bounded too, at some 300 MB.
+pub const FUEL: u64 = 5_000_000;
 /// The filter that `for` loops get their values through, see `rewrite`.
 pub const LOOPED: &str = "kdscore_looped";
 

@@ -10,9 +10,10 @@ mod range;
 mod rewrite;
 
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
@@ -33,6 +34,12 @@ const WITH_TOOLS: &str = "tool_use";
 const DEFAULT: &str = "default";
 /// Stands in a text at a place to be found again in what is rendered.
 const PLACE: char = rewrite::PLACE;
+/// Bytes of a template, a few times those of the longest published: the engine takes seconds for
+/// the worst of this length, and four times as many for one twice as long.
+const SOURCE_MAX: usize = 1 << 16;
+/// Bytes of stack that compiling takes, whatever the template, and at most for each byte of it.
+const STACK_MIN: usize = 1 << 20;
+const STACK_OF_BYTE: usize = 4096;
 
 /// Which template, and how it is rendered.
 #[derive(Clone, Debug, Default)]
@@ -122,14 +129,17 @@ impl ChatTemplate {
         let mut templates = Vec::new();
         for source in sources {
             let rewritten = rewrite::rewrite(&source.text).with_context(|| source.place.clone())?;
-            env.add_template_owned(source.name.clone(), rewritten.text)
-                .map_err(|e| {
-                    anyhow!(
-                        "{}: expected a chat template in Jinja, found {}",
-                        source.place,
-                        syntax(&e)
-                    )
-                })?;
+            let broken = |found: &str| {
+                anyhow!(
+                    "{}: expected a chat template in Jinja, found {found}",
+                    source.place
+                )
+            };
+            ensure!(
+                rewritten.text.len() <= SOURCE_MAX,
+                broken(&format!("one of more than {SOURCE_MAX} bytes"))
+            );
+            compile(&mut env, &source.name, rewritten.text)?.map_err(|e| broken(&syntax(&e)))?;
             templates.push(Compiled {
                 source,
                 marks_generation: rewritten.marks_generation,
@@ -315,6 +325,24 @@ impl ChatTemplate {
     }
 }
 
+/// Compiles with room to descend once for each byte: the engine does so for chains of operators,
+/// and limits the depth of brackets and blocks alone.
+fn compile(
+    env: &mut Environment<'static>,
+    name: &str,
+    text: String,
+) -> Result<std::result::Result<(), Error>> {
+    let stack = STACK_MIN + text.len() * STACK_OF_BYTE;
+    std::thread::scope(|scope| {
+        let work = || env.add_template_owned(name.to_owned(), text);
+        let thread = std::thread::Builder::new().stack_size(stack);
+        let thread = thread
+            .spawn_scoped(scope, work)
+            .with_context(|| format!("can't start a thread with {stack} bytes of stack"))?;
+        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
 /// What the engine says about a template that doesn't parse, on one line.
 fn syntax(error: &Error) -> String {
     let line = error
@@ -330,7 +358,10 @@ fn syntax(error: &Error) -> String {
 
 fn refusal(source: &NamedSource, error: &Error) -> RowProblem {
     let found = match error.kind() {
-        ErrorKind::OutOfFuel => format!("more than {} steps", engine::FUEL),
+        ErrorKind::OutOfFuel => format!(
+            "more than {} steps, 64 bytes of text taken for one",
+            engine::FUEL
+        ),
         kind => error
             .detail()
             .map_or_else(|| kind.to_string(), str::to_owned),
@@ -409,7 +440,11 @@ mod tests {
             ("{{ strftime_now('%d') }}", "--template-date"),
             (
                 "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}",
-                "more than 20000000 steps",
+                "more than 5000000 steps",
+            ),
+            (
+                "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+                "64 bytes of text",
             ),
             ("{{ messages[0].content.nope() }}", "nope"),
             ("{{ missing.attribute.deeper }}", "found at its line 1"),
@@ -419,6 +454,35 @@ mod tests {
         }
         assert!(compiled("{% if %}", &TemplatePlan::default()).is_err());
         assert!(compiled("{% generation %}", &TemplatePlan::default()).is_err());
+    }
+
+    /// What the engine's parser and compiler descend into without a limit of their own.
+    #[test]
+    fn chains_are_compiled_or_refused_whatever_their_length() {
+        let chain = |link: &str| link.repeat((SOURCE_MAX / 4) / link.len());
+        let branches = chain("{%elif a%}");
+        let sources = [
+            format!("{{{{ {} a }}}}", chain("not ")),
+            format!("{{{{ {} 1 }}}}", chain("-")),
+            format!("{{{{ 1 {} }}}}", chain("+1")),
+            format!("{{{{ a {} }}}}", chain("~a")),
+            format!("{{{{ a{} }}}}", chain(".a")),
+            format!("{{{{ a{} }}}}", chain("[0]")),
+            format!("{{{{ a{} }}}}", chain("()")),
+            format!("{{{{ a{} }}}}", chain("|e")),
+            format!("{{{{ a {} }}}}", chain("is e ")),
+            format!("{{{{ a {} }}}}", chain("if a else a ")),
+            format!("{{{{ {} }}}}", chain("(")),
+            format!("{{% if a %}}{branches}{{% endif %}}"),
+            chain("{%if a%}"),
+            format!("{{{{ {}", chain("not ")),
+        ];
+        for source in sources {
+            let _ = compiled(&source, &TemplatePlan::default());
+        }
+        let longer = "a".repeat(SOURCE_MAX + 1);
+        let error = compiled(&longer, &TemplatePlan::default()).unwrap_err();
+        assert!(error.to_string().contains("more than 65536 bytes"));
     }
 
     #[test]

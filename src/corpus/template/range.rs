@@ -59,7 +59,9 @@ impl Object for Range {
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         let at = key.as_usize().filter(|&at| at < self.items)?;
-        Some(Value::from(self.start + self.step * at as i64))
+        // An item lies between start and stop, so what wraps around wraps back.
+        let offset = self.step.wrapping_mul(at as i64);
+        Some(Value::from(self.start.wrapping_add(offset)))
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
