@@ -1,7 +1,7 @@
 //! Scores every teacher of a folder through the real code and compares with goldens:
 //!
 //! ```text
-//! scripts/golden_check TEACHERS_DIR GOLDENS_DIR
+//! scripts/golden_check TEACHERS_DIR [GOLDENS_DIR]
 //! ```
 //!
 //! One line per teacher, the worst over the config files that are there; exit status 1 when one
@@ -19,11 +19,15 @@ use golden::{Distance, Golden, Sequences};
 
 fn main() -> ExitCode {
     let folders: Vec<PathBuf> = std::env::args().skip(1).map(PathBuf::from).collect();
-    let [teachers, goldens] = folders.as_slice() else {
-        eprintln!("expected TEACHERS_DIR GOLDENS_DIR");
-        return ExitCode::from(2);
+    let goldens = match folders.as_slice() {
+        [teachers] => Goldens::Beside(teachers),
+        [_, goldens] => Goldens::Apart(goldens),
+        _ => {
+            eprintln!("expected TEACHERS_DIR [GOLDENS_DIR]");
+            return ExitCode::from(2);
+        }
     };
-    match run(teachers, goldens) {
+    match run(&folders[0], goldens) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -33,9 +37,32 @@ fn main() -> ExitCode {
     }
 }
 
+/// Where the goldens are.
+#[derive(Clone, Copy)]
+enum Goldens<'a> {
+    /// In a folder of their own, one a teacher.
+    Apart(&'a Path),
+    /// In each teacher's folder, as in tests/fixtures/teachers.
+    Beside(&'a Path),
+}
+
+impl Goldens<'_> {
+    fn corpus(self) -> PathBuf {
+        let (Goldens::Apart(root) | Goldens::Beside(root)) = self;
+        root.join("corpus.json")
+    }
+
+    fn of(self, name: &str) -> PathBuf {
+        match self {
+            Goldens::Apart(root) => root.join(name),
+            Goldens::Beside(root) => root.join(name).join("golden"),
+        }
+    }
+}
+
 /// How many teachers fail.
-fn run(teachers: &Path, goldens: &Path) -> Result<usize> {
-    let corpus = Sequences::read(&goldens.join("corpus.json"))?;
+fn run(teachers: &Path, goldens: Goldens) -> Result<usize> {
+    let corpus = Sequences::read(&goldens.corpus())?;
     let mut folders: Vec<PathBuf> = std::fs::read_dir(teachers)
         .with_context(|| teachers.display().to_string())?
         .map(|entry| Ok(entry?.path()))
@@ -49,7 +76,7 @@ fn run(teachers: &Path, goldens: &Path) -> Result<usize> {
     let mut failed = 0;
     for folder in &folders {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let (line, passes) = match teacher(folder, &goldens.join(&*name), &corpus) {
+        let (line, passes) = match teacher(folder, &goldens.of(&name), &corpus) {
             Ok(lines) => lines,
             Err(error) => (format!("{error:#}"), false),
         };

@@ -13,6 +13,8 @@ Needs numpy, torch, transformers 5 and safetensors. Everything is drawn from see
     NAME/golden/*.npy     rows, targets, ids, logp, tail, actual_logp: fp32, eager attention, each sequence alone
     NAME/golden/bf16.json how far transformers' own bf16 path is from that: the mean |delta log-prob| over `ids`, and the
                           share of rows with another best id, of those whose two best are over MARGIN apart
+    NAME/golden_limited   where the head has more rows than the TOKENS a tokenizer would have: the same without those rows,
+                          and in golden/padded.npy their probability
 
 Weights are drawn per tensor from a generator seeded by crc32(teacher/tensor). Scales are such that every feature matters:
 attention scores with a standard deviation of about 3, norm weights away from 1, biases away from 0, and logits with a
@@ -33,6 +35,7 @@ T.logging.disable_progress_bar()
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW, ORIGINAL, TOP_K, VOCAB = 24, 40, 8, 160
 MARGIN = 0.05
+TOKENS = VOCAB - 10                                    # the corpus has no others
 LENGTHS = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 100]
 BASE = dict(hidden_size=32, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             vocab_size=VOCAB, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=None)
@@ -49,6 +52,9 @@ VISION = dict(gemma3=dict(model_type="siglip_vision_model", hidden_size=16, inte
                           image_size=28, patch_size=14),
               mistral3=dict(model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
                             image_size=28, patch_size=14, head_dim=8),
+              llama4=dict(hidden_size=16, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14,
+                          vision_output_dim=16, projector_input_dim=16, projector_output_dim=16),
+              qwen2_vl=dict(depth=1, embed_dim=16, num_heads=2, patch_size=14, hidden_size=32),
               qwen2_5_vl=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=14, out_hidden_size=32,
                               fullatt_block_indexes=[0]),
               qwen3_vl=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=14, out_hidden_size=32,
@@ -77,7 +83,7 @@ TEACHERS = {
     "mistral": ("Mistral", dict(sliding_window=WINDOW, rope_parameters=DEF(), head_dim=12),
         dict(notes="a window in every layer", must=dict(window=dict(sliding_window=None), window_off_by_one=dict(sliding_window=WINDOW + 1)))),
     "qwen2": ("Qwen2", dict(rope_parameters=DEF(1000000.0), tie_word_embeddings=True, use_sliding_window=False, sliding_window=16, max_window_layers=1),
-        dict(notes="qkv bias, tied; a window that is switched off", must=dict(theta=dict(rope_parameters=DEF())))),
+        dict(padded=True, notes="qkv bias, tied; a window that is switched off; head rows beyond the tokenizer", must=dict(theta=dict(rope_parameters=DEF())))),
     "qwen2_swa": ("Qwen2", dict(rope_parameters=DEF(1000000.0), use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
         dict(notes="layers from max_window_layers on slide", must=dict(window=dict(layer_types=[F] * 2), all_slide=dict(layer_types=[S] * 2)))),
     "qwen3": ("Qwen3", dict(rope_parameters=DEF(1000000.0), head_dim=16, tie_word_embeddings=True, vocab_size=163),
@@ -183,6 +189,12 @@ TEACHERS = {
         dict(wrapper="Gemma3", v4=dict(sliding_window_pattern=2), notes="the text part of a multimodal checkpoint", must=dict())),
     "mistral3": ("Mistral", dict(sliding_window=None, rope_parameters=DEF(1000000000.0), head_dim=12),
         dict(wrapper="Mistral3", notes="the text part of a multimodal checkpoint", must=dict())),
+    "llama4": ("Llama4Text", dict(rope_parameters=LLAMA3, num_hidden_layers=2, head_dim=8, intermediate_size=24, intermediate_size_mlp=48,
+                            num_local_experts=4, num_experts_per_tok=1, moe_layers=[0, 1], no_rope_layers=[1, 0],
+                            attention_chunk_size=WINDOW, floor_scale=16, attn_scale=0.4, layer_types=[C, F]),
+        dict(wrapper="Llama4", notes="the text part of a multimodal checkpoint", must=dict())),
+    "qwen2_vl": ("Qwen2VLText", dict(rope_parameters=MROPE),
+        dict(wrapper="Qwen2VL", notes="the text part of a multimodal checkpoint, three-axis rope", must=dict())),
     "qwen2_5_vl": ("Qwen2_5_VLText", dict(rope_parameters=MROPE),
         dict(wrapper="Qwen2_5_VL", notes="the text part of a multimodal checkpoint, three-axis rope", must=dict())),
     "qwen3_vl": ("Qwen3VLText", dict(rope_parameters=dict(MROPE, mrope_interleaved=True), head_dim=8),
@@ -253,14 +265,21 @@ def init(model, teacher):
         p.copy_(r.to(p.dtype))
 
 
+def run(model, ids):
+    """Logits. Llama 4's wrapper, which transformers 5.24 can't run without an image, holds a causal model of its own."""
+    inner = getattr(model, "language_model", None)
+    model = inner if hasattr(inner, "lm_head") else model
+    return model(input_ids=ids, use_cache=False).logits
+
+
 @torch.no_grad()
 def calibrate(model, target=3.0):
     """Scale lm_head (untied) or the final norm (tied) so that the logits' spread is about `target`."""
     cfg = model.config.get_text_config()
-    ids = torch.from_numpy(np.random.default_rng(7).integers(3, VOCAB - 10, (1, 96)))
+    ids = torch.from_numpy(np.random.default_rng(7).integers(3, TOKENS, (1, 96)))
     cap = getattr(cfg, "final_logit_softcapping", None)
     for _ in range(2):
-        logits = model(input_ids=ids, use_cache=False).logits[0].double()
+        logits = run(model, ids)[0].double()
         if cap:
             logits = cap * torch.atanh((logits / cap).clamp(-1 + 1e-12, 1 - 1e-12))
         f = target / logits.std(-1).mean().item()
@@ -371,7 +390,7 @@ def corpus():
     rng = np.random.default_rng(20250711)
     out = []
     for length in LENGTHS:
-        tokens = rng.integers(3, VOCAB - 10, length)
+        tokens = rng.integers(3, TOKENS, length)
         for i in range(12, length):
             if rng.random() < 0.3:
                 tokens[i] = tokens[i - rng.integers(1, 12)]
@@ -387,9 +406,9 @@ def load(folder, dtype=torch.float32):
 
 
 @torch.no_grad()
-def log_probs(folder, sequences, fresh, dtype=torch.float32):
-    """(sequence, its positions with a row, their log-probs) of each; with `fresh` the model is loaded anew for each, as a
-    stateful rope needs."""
+def log_probs(folder, sequences, fresh, dtype=torch.float32, vocab=None):
+    """(sequence, its positions with a row, their log-probs) of each, the head cut to `vocab` rows; with `fresh` the model is
+    loaded anew for each, as a stateful rope needs."""
     model = load(folder, dtype)
     for s, sequence in enumerate(sequences):
         tokens, mask = sequence["tokens"], sequence["mask"]
@@ -397,19 +416,20 @@ def log_probs(folder, sequences, fresh, dtype=torch.float32):
         if not at:
             continue
         model = load(folder, dtype) if fresh else model
-        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, at].double()
+        logits = run(model, torch.tensor([tokens]))[0, at, :vocab].double()
         yield s, at, torch.log_softmax(logits, -1)
 
 
-def golden(folder, sequences, fresh):
+def golden(folder, sequences, fresh, vocab=None):
     """All arrays over the rows of `sequences`."""
     rows = []
-    for s, at, logp in log_probs(folder, sequences, fresh):
+    for s, at, logp in log_probs(folder, sequences, fresh, vocab=vocab):
         targets = torch.tensor(sequences[s]["tokens"])[torch.tensor(at) + 1]
         ids = torch.sort(logp, dim=1, descending=True, stable=True).indices
         best = logp.gather(1, ids)
         rows.append(dict(rows=torch.tensor([(s, t) for t in at]), targets=targets, ids=ids[:, :TOP_K], logp=best[:, :TOP_K],
-                         tail=best[:, TOP_K:].exp().sum(1), actual_logp=logp.gather(1, targets[:, None])[:, 0]))
+                         tail=best[:, TOP_K:].exp().sum(1), actual_logp=logp.gather(1, targets[:, None])[:, 0],
+                         padded=logp[:, TOKENS:].exp().sum(1)))
     ints = ("rows", "targets", "ids")
     return {n: torch.cat([r[n] for r in rows]).numpy().astype(np.int32 if n in ints else np.float32) for n in rows[0]}
 
@@ -424,7 +444,7 @@ def bf16_distance(folder, sequences, fresh, golden):
 
 def wrapped(text_config, name):
     """The multimodal model around a text config, and its config."""
-    kind = dict(Gemma3="gemma3", Mistral3="mistral3", Qwen2_5_VL="qwen2_5_vl", Qwen3VL="qwen3_vl")[name]
+    kind = dict(Gemma3="gemma3", Mistral3="mistral3", Llama4="llama4", Qwen2VL="qwen2_vl", Qwen2_5_VL="qwen2_5_vl", Qwen3VL="qwen3_vl")[name]
     keys = dict(text_config=text_config.to_dict(), vision_config=VISION[kind], tie_word_embeddings=getattr(text_config, "tie_word_embeddings", False))
     keys |= {k: VOCAB - 1 - i for i, k in enumerate(("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"))}
     config = getattr(T, name + "Config")(**keys)
@@ -446,11 +466,17 @@ def write_configs(out, cls, opts):
     if "text_config" in full:
         around = {k: v for k, v in full.items() if k not in ("text_config", "dtype")}
         older, least = dict(around, text_config=older, torch_dtype=full["dtype"]), dict(around, text_config=least, dtype=full["dtype"])
-        if full["model_type"] == "qwen2_5_vl":                  # early files have no text_config
+        if full["model_type"] in ("qwen2_vl", "qwen2_5_vl"):                # early files have no text_config
             older = {**older.pop("text_config"), **older}
     for name, config in (("config_v4.json", older), ("config_min.json", least)):
         (out / name).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     path.write_text(json.dumps(full, indent=1, sort_keys=True) + "\n")
+
+
+def save(folder, arrays, without):
+    folder.mkdir()
+    for name in arrays.keys() - set(without):
+        np.save(folder / f"{name}.npy", arrays[name])
 
 
 def make(name, out, sequences):
@@ -476,12 +502,12 @@ def make(name, out, sequences):
         fresh = kw.get("rope_parameters", {}).get("rope_type") == "dynamic"
         arrays = golden(reference, sequences, fresh)
         bf16 = bf16_distance(reference, sequences, fresh, arrays)
+        if opts.get("padded"):
+            save(out / "golden_limited", golden(reference, sequences, fresh, vocab=TOKENS), without=("padded",))
     write_configs(out, cls, opts)
     about = dict(name=name, notes=opts["notes"], must_matter=opts.get("must", {}))
     (out / "teacher.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
-    (out / "golden").mkdir()
-    for array, values in arrays.items():
-        np.save(out / "golden" / f"{array}.npy", values)
+    save(out / "golden", arrays, without=() if opts.get("padded") else ("padded",))
     (out / "golden" / "bf16.json").write_text(json.dumps(bf16, indent=1, sort_keys=True) + "\n")
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     top = np.exp(arrays["logp"][:, 0])

@@ -45,8 +45,7 @@ fn paths(value: &Map<String, Value>, before: &[String]) -> Vec<Vec<String>> {
     for (key, value) in value {
         let mut path = before.to_vec();
         path.push(key.clone());
-        let skip = ["vision_config", "quantization_config"].contains(&key.as_str());
-        if let (Value::Object(inner), false) = (value, skip) {
+        if let (Value::Object(inner), true) = (value, key != "vision_config") {
             out.extend(paths(inner, &path));
         }
         out.push(path);

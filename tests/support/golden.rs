@@ -86,6 +86,8 @@ pub struct Scored {
     pub logp: Vec<f32>,
     pub tail: Vec<f32>,
     pub target_logp: Vec<f32>,
+    /// Probability on head rows beyond the tokenizer, summed over rows.
+    pub padded_mass: f64,
     /// As stored, for comparisons of bits.
     pub arrays: Vec<ProductArray>,
 }
@@ -108,17 +110,28 @@ impl Default for Cut {
     }
 }
 
+/// Scores with a tokenizer that has a token for every row of the head.
 pub fn score(teacher: &Teacher, corpus: &Sequences, k: usize, cut: Cut) -> Result<Scored> {
+    let vocab = teacher.description.vocab;
+    let vocabulary = Vocabulary {
+        scored: vocab,
+        tokenizer: vocab,
+    };
+    score_with(teacher, corpus, k, cut, vocabulary)
+}
+
+pub fn score_with(
+    teacher: &Teacher,
+    corpus: &Sequences,
+    k: usize,
+    cut: Cut,
+    vocabulary: Vocabulary,
+) -> Result<Scored> {
     let limits = Limits {
         tokens: cut.token_budget.max(corpus.longest()),
         sequence: corpus.longest().max(1),
         head_chunk: cut.head_chunk,
         wave: cut.wave,
-    };
-    let vocab = teacher.description.vocab;
-    let vocabulary = Vocabulary {
-        scored: vocab,
-        tokenizer: vocab,
     };
     let products = ProductPlan {
         k,
@@ -148,6 +161,7 @@ pub fn score(teacher: &Teacher, corpus: &Sequences, k: usize, cut: Cut) -> Resul
         logp: floats(Product::Logp),
         tail: floats(Product::Tail),
         target_logp: floats(Product::TargetLogp),
+        padded_mass: scored.padded_mass,
         arrays: scored.arrays,
     })
 }
