@@ -39,7 +39,7 @@ pub fn score_text(folder: &Path, args: &ShowArgs) -> Result<Outcome> {
     let context = teacher.description.context;
     ensure!(
         tokens.len() <= context,
-        "expected at most {context} tokens, the teacher's max_position_embeddings, found {}",
+        "expected at most {context} tokens, the teacher's context (max_position_embeddings, or what its rope is scaled to), found {}",
         tokens.len()
     );
     let vocab = teacher.description.vocab;

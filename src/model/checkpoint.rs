@@ -147,6 +147,11 @@ fn read_header(
     files: &[PathBuf],
 ) -> Result<()> {
     let map = Arc::new(map_file(file)?);
+    ensure!(
+        !map.starts_with(b"version https://git-lfs"),
+        "{}: expected a safetensors file, found a Git LFS pointer to one; fetch it with `git lfs pull`",
+        file.display()
+    );
     let (header_bytes, metadata) = SafeTensors::read_metadata(&map).with_context(|| {
         format!(
             "{}: expected a whole safetensors file, found {} bytes that its header does not fit",

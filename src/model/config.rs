@@ -114,7 +114,7 @@ impl Config {
 
     /// Says that these keys are known and change nothing here, nor does anything inside them.
     pub fn ignore(&self, keys: &[&str]) {
-        for key in keys {
+        for key in keys.iter().filter(|key| self.keys.contains_key(**key)) {
             self.ask(key);
             self.ask(&format!("{key}."));
         }
@@ -220,7 +220,7 @@ impl Config {
         }
     }
 
-    /// One flag a layer, as true and false or as 1 and 0.
+    /// One flag a layer, as true and false or as 1 and 0; an empty list says nothing.
     pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>> {
         let Some(value) = self.value(key) else {
             return Ok(None);
@@ -237,6 +237,7 @@ impl Config {
             .as_array()
             .and_then(|list| list.iter().map(flag).collect());
         match flags {
+            Some(flags) if flags.is_empty() => Ok(None),
             Some(flags) if flags.len() == layers => Ok(Some(flags)),
             _ => Err(self.wrong(
                 key,
@@ -289,6 +290,26 @@ impl Config {
             Some(texts) => Ok(Some(texts)),
             None => Err(self.wrong(key, "a list of strings", value)),
         }
+    }
+
+    /// Keys that published files carry, and that can only say what the family is anyway.
+    pub fn must_be(&self, expected: &[(&str, Value)]) -> Result<()> {
+        for (key, expected) in expected {
+            if !self.keys.contains_key(*key) {
+                continue;
+            }
+            let same = |found: &Value| match (found.as_f64(), expected.as_f64()) {
+                (Some(found), Some(expected)) => found == expected,
+                _ => found == expected,
+            };
+            match self.value(key) {
+                Some(found) if !same(found) => {
+                    return Err(self.wrong(key, &format!("{expected} in this family"), found));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// What `option` holds, or an error that says which key is missing.

@@ -15,7 +15,7 @@ pub struct Description {
     pub hidden: usize,
     /// Rows of the embedding, and of the head.
     pub vocab: usize,
-    /// Most positions the teacher was made for.
+    /// Most positions the teacher takes: `max_position_embeddings`, or what its rope is scaled to.
     pub context: usize,
     pub embedding: WeightSpec, // (V, H)
     /// Factor on embedded tokens.

@@ -20,6 +20,9 @@ pub struct Rope {
     pub inverse_frequencies: Vec<f32>, // (width / 2)
     pub attention_factor: f32,
     pub stretch: Stretch,
+    /// Positions that its scaling reaches, where the config's context is what scaling starts
+    /// from; else 0.
+    pub reach: usize,
 }
 
 /// What changes for a sequence that is longer than the rope's original context. It is decided by
@@ -140,8 +143,12 @@ impl Rope {
             // arXiv:2409.12191).
             "mrope" => Ok(Rope::plain(plain)),
             "linear" => {
-                let factor = read.number("factor")? as f32;
-                Ok(Rope::plain(plain.iter().map(|f| f / factor).collect()))
+                let factor = read.number("factor")?;
+                let divided = plain.iter().map(|f| f / factor as f32).collect();
+                Ok(Rope {
+                    reach: grown(family.context, factor),
+                    ..Rope::plain(divided)
+                })
             }
             "llama3" => read.llama3(plain).map(Rope::plain),
             "yarn" => read.yarn(),
@@ -161,6 +168,7 @@ impl Rope {
             inverse_frequencies,
             attention_factor: 1.0,
             stretch: Stretch::None,
+            reach: 0,
         }
     }
 
@@ -236,6 +244,11 @@ impl Rope {
             }
         }
     }
+}
+
+/// `positions`, scaled by `factor`.
+fn grown(positions: usize, factor: f64) -> usize {
+    (positions as f64 * factor) as usize
 }
 
 /// theta^(-2i / d) for i < d/2.
@@ -319,6 +332,10 @@ impl Reader<'_> {
         let (rope, theta) = (self.rope, self.theta);
         let original = self.original()?;
         let factor = self.number("factor")?;
+        ensure!(
+            theta != 1.0,
+            rope.error("rope_theta", "expected a base other than 1 for yarn")
+        );
         let given = rope.positive("attention_factor")?;
         let mscales = [rope.weight("mscale")?, rope.weight("mscale_all_dim")?];
         let attention_factor = match (given, mscales) {
@@ -349,6 +366,7 @@ impl Reader<'_> {
             inverse_frequencies: blended.collect(),
             attention_factor: attention_factor as f32,
             stretch: Stretch::None,
+            reach: grown(original, factor),
         })
     }
 
@@ -356,12 +374,18 @@ impl Reader<'_> {
     /// factor, another one for sequences beyond the original context.
     fn longrope(&self) -> Result<Rope> {
         let original = self.original()?;
+        ensure!(
+            original > 1,
+            self.rope.error(
+                "original_max_position_embeddings",
+                "expected more than 1 for longrope, found 1"
+            )
+        );
         let factor = self.factor(original)?;
-        let grown = (1.0 + factor.ln() / (original as f64).ln()).sqrt();
         let attention_factor = match self.rope.positive("attention_factor")? {
             Some(given) => given,
             None if factor <= 1.0 => 1.0,
-            None => grown,
+            None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
         };
         let scaled = |key: &str| -> Result<Vec<f32>> {
             let factors = self.rope.required(key, self.rope.numbers(key)?)?;
@@ -387,6 +411,7 @@ impl Reader<'_> {
                 original,
                 inverse_frequencies: scaled("long_factor")?,
             },
+            reach: 0,
         })
     }
 
@@ -398,12 +423,14 @@ impl Reader<'_> {
                 "expected more than 2 rotated numbers for dynamic"
             )
         );
+        let (original, factor) = (self.family.context, self.number("factor")?);
         Ok(Rope {
             stretch: Stretch::Dynamic {
-                original: self.family.context,
+                original,
                 theta: self.theta,
-                factor: self.number("factor")?,
+                factor,
             },
+            reach: grown(original, factor),
             ..Rope::plain(plain)
         })
     }

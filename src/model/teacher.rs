@@ -16,6 +16,8 @@ use crate::backend::{Encoding, FloatDtype, HostWeight, Order};
 
 /// Names listed in a message before the rest are only counted.
 const LISTED_MAX: usize = 5;
+/// Problems told before the rest are only counted: one wrong key can make every tensor one.
+const PROBLEMS_MAX: usize = 20;
 
 /// What to do with config keys and tensors that kdscore doesn't know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,21 +61,26 @@ impl Teacher {
             fp8_block: description.fp8_block,
             needed: BTreeSet::new(),
             problems: Vec::new(),
+            told: BTreeSet::new(),
             notes: Vec::new(),
         };
         let (embedding, head) = check.tie(&description);
-        let body = description.body_weights().into_iter();
-        body.chain([&embedding, &head])
+        let around = [&embedding, &head].into_iter();
+        around
+            .chain(description.body_weights())
             .for_each(|spec| check.weight(spec));
         check.unused(&description, unknown);
         let problems = check.problems;
         notes.extend(check.notes);
         if !problems.is_empty() {
             let (count, s) = (problems.len(), if problems.len() == 1 { "" } else { "s" });
+            let told = problems.iter().take(PROBLEMS_MAX).cloned();
+            let rest = count.saturating_sub(PROBLEMS_MAX);
+            let rest = (rest > 0).then(|| format!("and {rest} more"));
             let error = anyhow!(
                 "{}: {count} problem{s} with the teacher:\n  {}",
                 folder.display(),
-                problems.join("\n  ")
+                told.chain(rest).collect::<Vec<_>>().join("\n  ")
             );
             return Err(with_defaults(config, error));
         }
@@ -174,9 +181,12 @@ fn fp8_scales(spec: &WeightSpec, block: usize) -> TensorSpec {
 /// What the config says that nothing read: an error, unless it is known to change no number.
 fn config_notes(checkpoint: &Checkpoint, unknown: Unknown) -> Result<Vec<String>> {
     let unasked = checkpoint.config.unasked();
-    let harmless = |key: &String| {
-        let name = key.rsplit('.').next().unwrap_or(key);
-        HARMLESS.contains(&name)
+    let harmless = |place: &String| {
+        let is_named = |key: &&str| {
+            let before = place.strip_suffix(*key);
+            before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+        };
+        HARMLESS.iter().any(is_named)
     };
     let (harmless, rest): (Vec<_>, Vec<_>) = unasked.into_iter().partition(harmless);
     let mut notes = Vec::new();
@@ -213,6 +223,8 @@ struct Check<'a> {
     /// Stored names that something reads.
     needed: BTreeSet<String>,
     problems: Vec<String>,
+    /// The same, to be said once.
+    told: BTreeSet<String>,
     notes: Vec<String>,
 }
 
@@ -327,7 +339,7 @@ impl Check<'_> {
 
     /// Several weights may lie in one tensor; what is wrong with it is said once.
     fn problem(&mut self, problem: String) {
-        if !self.problems.contains(&problem) {
+        if self.told.insert(problem.clone()) {
             self.problems.push(problem);
         }
     }

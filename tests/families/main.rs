@@ -6,7 +6,9 @@
 mod golden;
 
 mod bits;
+mod context;
 mod goldens;
 mod matters;
 mod mutations;
+mod published;
 mod teachers;

@@ -107,7 +107,23 @@ const CASES: &[Case] = &[
     (
         "hidden size of another teacher",
         |t| edit_config(t, set("hidden_size", json!(128))),
-        &["embed_tokens", "128", "192"],
+        &["embed_tokens", "128", "192", "38 problems", "and 18 more"],
+    ),
+    (
+        "a base that yarn can't take the logarithm of",
+        |t| {
+            let yarn = json!({"type": "yarn", "factor": 2.0, "rope_theta": 1.0});
+            edit_config(t, set("rope_scaling", yarn));
+        },
+        &["rope_scaling.rope_theta"],
+    ),
+    (
+        "weights that were not fetched",
+        |t| {
+            let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+            std::fs::write(t.join("model.safetensors"), pointer).unwrap();
+        },
+        &["model.safetensors", "Git LFS pointer", "git lfs pull"],
     ),
     (
         "absurd layers",

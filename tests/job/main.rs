@@ -2,6 +2,7 @@
 
 mod bad_teacher;
 mod checkpoint;
+mod context;
 mod determinism;
 mod golden;
 mod interrupted;

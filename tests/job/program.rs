@@ -151,7 +151,12 @@ pub fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// The golden corpus: mixed chats, one token, two tokens, a long one and one without rows.
 pub fn golden_corpus() -> Vec<Tokens> {
-    let text = std::fs::read_to_string(fixture("golden/corpus.json")).unwrap();
+    read_corpus(&fixture("golden/corpus.json"))
+}
+
+/// Sequences as goldens keep them.
+pub fn read_corpus(path: &Path) -> Vec<Tokens> {
+    let text = std::fs::read_to_string(path).unwrap();
     let corpus: Value = serde_json::from_str(&text).unwrap();
     let numbers = |v: &Value| -> Vec<i64> {
         let list = v.as_array().unwrap().iter();

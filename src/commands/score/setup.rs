@@ -240,7 +240,7 @@ pub fn longest_sequence(corpus: &CorpusReader, context: usize) -> Result<usize> 
             let length = view.sequence(s).tokens.len();
             if length > context {
                 bail!(
-                    "{} sequence {s}: expected at most {context} tokens, the teacher's max_position_embeddings, found {length}; prepare with --max-length {context} --on-overlong skip leaves such sequences out, counted",
+                    "{} sequence {s}: expected at most {context} tokens, the teacher's context (max_position_embeddings, or what its rope is scaled to), found {length}; prepare with --max-length {context} --on-overlong skip leaves such sequences out, counted",
                     files.id()
                 );
             }

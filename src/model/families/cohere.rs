@@ -4,6 +4,7 @@
 //! its full ones have no positions at all.
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::common::{
     Biases, Defaults, Sees, Sizes, activation, eps, layer_name, layer_types, llama_layer,
@@ -26,7 +27,10 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe1(config: &Config) -> Result<Description> {
-    let base = Base::read(config)?;
+    let mut base = Base::read(config)?;
+    // Command R's own context, where max_position_embeddings is what it began with.
+    let own = config.usize_or("model_max_length", base.sizes.context)?;
+    base.sizes.context = base.sizes.context.max(own);
     let qk_norm = config.bool_or("use_qk_norm", false)?;
     let layers = (0..base.sizes.layers).map(|i| {
         let mut layer = base.layer(i);
@@ -43,6 +47,7 @@ pub fn describe1(config: &Config) -> Result<Description> {
 pub fn describe2(config: &Config) -> Result<Description> {
     let base = Base::read(config)?;
     let pattern = config.usize_or("sliding_window_pattern", 4)?;
+    only_layout(config, pattern)?;
     let window = config.usize_or_none("sliding_window", Some(4096))?;
     let otherwise = |i: usize| match (i + 1).is_multiple_of(pattern) {
         true => Sees::Full,
@@ -58,6 +63,24 @@ pub fn describe2(config: &Config) -> Result<Description> {
         Ok(layer)
     });
     base.describe("cohere2", config, layers.collect::<Result<_>>()?, 10_000.0)
+}
+
+/// The keys by which the first release told its one layout.
+fn only_layout(config: &Config, pattern: usize) -> Result<()> {
+    config.ignore(&["use_parallel_embedding"]);
+    config.must_be(&[
+        ("layer_switch", json!(pattern)),
+        ("order_of_interleaved_layers", json!("local_attn_first")),
+        ("position_embedding_type", json!("rope_gptj")),
+        ("rotary_pct", json!(1.0)),
+        (
+            "use_embedding_sharing",
+            json!(config.bool_or("tie_word_embeddings", true)?),
+        ),
+        ("use_gated_activation", json!(true)),
+        ("use_parallel_block", json!(true)),
+        ("use_qk_norm", json!(false)),
+    ])
 }
 
 struct Base {

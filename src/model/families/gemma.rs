@@ -4,6 +4,7 @@
 //! Gemma 3 norms on queries and keys, and a rope of its own for the layers that slide.
 
 use anyhow::{Result, ensure};
+use serde_json::json;
 
 use super::common::{
     Biases, Defaults, Sees, Sizes, activation, eps, inverse_root, layer_name, layer_types,
@@ -67,6 +68,8 @@ pub fn describe1(config: &Config) -> Result<Description> {
 }
 
 pub fn describe2(config: &Config) -> Result<Description> {
+    let window = config.usize_or_none("sliding_window", Some(4096))?;
+    config.must_be(&[("sliding_window_size", json!(window))])?;
     let base = Base::read(config, &DEFAULTS2)?;
     let cap = config.positive_or_none("attn_logit_softcapping", Some(50.0))?;
     let slides = |i: usize| i.is_multiple_of(2);

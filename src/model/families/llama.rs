@@ -2,6 +2,7 @@
 //! models/llama/configuration_llama.py for keys and defaults).
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::common::{Biases, Defaults, Sizes, activation, eps, llama_layer, llama_like};
 use crate::model::config::Config;
@@ -20,6 +21,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe(config: &Config) -> Result<Description> {
+    config.must_be(&[("rope_interleaved", json!(false))])?;
     let sizes = Sizes::read(config, &DEFAULTS)?;
     let activation = activation(config, "hidden_act", "silu")?;
     let eps = eps(config, "rms_norm_eps", 1e-6)?;

@@ -4,6 +4,7 @@
 //! its input scaled by a sigmoid, beside a shared one.
 
 use anyhow::Result;
+use serde_json::Value;
 
 use super::common::{
     Biases, Defaults, Sees, Sizes, activation, eps, gated_mlp, layer_name, layer_types,
@@ -33,7 +34,7 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe(config: &Config) -> Result<Description> {
-    config.ignore(&["for_llm_compressor", "cache_implementation"]);
+    config.ignore(&["for_llm_compressor"]);
     let sizes = Sizes::read(config, &DEFAULTS)?;
     let activation = activation(config, "hidden_act", "silu")?;
     let eps = eps(config, "rms_norm_eps", 1e-5)?;
@@ -46,7 +47,7 @@ pub fn describe(config: &Config) -> Result<Description> {
     };
     let turned = rope_layers(config, sizes.layers)?;
     let qk_norm = config.bool_or("use_qk_norm", true)?;
-    let tempered = config.bool_or("attn_temperature_tuning", true)?;
+    let tempered = is_tempered(config)?;
     let mixture = Mixture::read(config, &sizes, activation)?;
     let layers = masks(config, &turned)?
         .into_iter()
@@ -94,6 +95,17 @@ fn weightless(eps: f32, width: usize) -> Norm {
         weights: Vec::new(),
         offset: 0.0,
         bias: None,
+    }
+}
+
+/// The first release gave a number.
+fn is_tempered(config: &Config) -> Result<bool> {
+    match config
+        .value("attn_temperature_tuning")
+        .and_then(Value::as_u64)
+    {
+        Some(number) => Ok(number > 0),
+        None => config.bool_or("attn_temperature_tuning", true),
     }
 }
 

@@ -68,9 +68,10 @@ pub const HARMLESS: &[&str] = &[
     "auto_map",
     "aux_loss_alpha",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
-    "classifier_dropout",
     "cla_share_factor",
+    "classifier_dropout",
     "dtype",
     "embd_pdrop",
     "embedding_dropout",
@@ -88,6 +89,7 @@ pub const HARMLESS: &[&str] = &[
     "label2id",
     "license",
     "max_length",
+    "max_sequence_length",
     "model_type",
     "num_labels",
     "output_attentions",
@@ -101,8 +103,8 @@ pub const HARMLESS: &[&str] = &[
     "return_dict",
     "router_aux_loss_coef",
     "router_jitter_noise",
-    "seq_aux",
     "sep_token_id",
+    "seq_aux",
     "summary_activation",
     "summary_first_dropout",
     "summary_proj_to_labels",
@@ -111,6 +113,7 @@ pub const HARMLESS: &[&str] = &[
     "task_specific_params",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "unsloth_fixed",
     "unsloth_version",
@@ -232,8 +235,14 @@ pub fn describe(config: &Config) -> Result<Description> {
     }
     let fp8_block = quantisation(config, family.model_type)?;
     let description = (family.describe)(config)?;
+    // Where each kind of layer has a rope of its own, max_position_embeddings holds.
+    let reach = match description.ropes.as_slice() {
+        [only] => only.reach,
+        _ => 0,
+    };
     Ok(Description {
         fp8_block,
+        context: description.context.max(reach),
         ..description
     })
 }

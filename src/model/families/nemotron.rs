@@ -24,6 +24,8 @@ const DEFAULTS: Defaults = Defaults {
 
 pub fn describe(config: &Config) -> Result<Description> {
     let sizes = Sizes::read(config, &DEFAULTS)?;
+    // Older names of keys that are there too.
+    config.ignore(&["kv_channels", "rope_percent"]);
     let activation = activation(config, "hidden_act", "relu2")?;
     let eps = eps(config, "norm_eps", 1e-5)?;
     let norm = |name: String| Norm::layer(&name, eps, sizes.hidden, Bias::Present).plus_one();

@@ -3,6 +3,7 @@
 //! outside the rope's own keys.
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::common::{
     Biases, Defaults, Sizes, activation, eps, layer_name, llama_layer, llama_like,
@@ -25,6 +26,13 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe(config: &Config) -> Result<Description> {
+    config.must_be(&[
+        ("attention_bias", json!(false)),
+        ("mlp_bias", json!(false)),
+        ("lm_head_bias", json!(false)),
+        ("full_attn_mod", json!(1)),
+        ("interpolate_factor", json!(1)),
+    ])?;
     let sizes = Sizes::read(config, &DEFAULTS)?;
     let activation = activation(config, "hidden_act", "silu")?;
     let eps = eps(config, "rms_norm_eps", 1e-5)?;

@@ -4,6 +4,7 @@
 //! `use_sliding_window`: published files carry a window that must be ignored.
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::common::{
     Biases, Defaults, Sees, Sizes, activation, eps, layer_types, llama_layer, llama_like, mask,
@@ -116,6 +117,7 @@ fn with_qk_norm(config: &Config, class: &Class) -> Result<Description> {
 }
 
 fn describe(config: &Config, class: &Class, biases: Biases) -> Result<Description> {
+    config.must_be(&[("use_mrope", json!(false))])?;
     let sizes = Sizes::read(config, &class.defaults)?;
     let activation = activation(config, "hidden_act", "silu")?;
     let eps = eps(config, "rms_norm_eps", class.eps)?;

@@ -22,6 +22,8 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe(config: &Config) -> Result<Description> {
+    // Which layers slide follows from those without a rope.
+    config.ignore(&["max_window_layers"]);
     let sizes = Sizes::read(config, &DEFAULTS)?;
     let activation = activation(config, "hidden_act", "silu")?;
     let eps = eps(config, "rms_norm_eps", 1e-6)?;

@@ -3,6 +3,7 @@
 //! every head with one of its own, and attention and MLP side by side.
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::common::{
     Biases, Defaults, Sizes, activation, eps, layer_name, llama_layer, llama_like,
@@ -23,6 +24,9 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe(config: &Config) -> Result<Description> {
+    // Norms have a bias in any case (modeling_stablelm.py, StableLmDecoderLayer).
+    config.ignore(&["use_norm_bias"]);
+    config.must_be(&[("rotary_scaling_factor", json!(1.0))])?;
     let sizes = Sizes::read(config, &DEFAULTS)?;
     let activation = activation(config, "hidden_act", "silu")?;
     let eps = eps(config, "layer_norm_eps", 1e-5)?;

@@ -2,6 +2,7 @@
 //! projections with bias, an MLP without a gate, a window in every layer where there is one.
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::common::{
     Biases, Defaults, Sizes, activation, eps, layer_name, llama_layer, llama_like, plain_mlp,
@@ -23,6 +24,10 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub fn describe(config: &Config) -> Result<Description> {
+    config.must_be(&[
+        ("mlp_type", json!("default")),
+        ("norm_type", json!("layer_norm")),
+    ])?;
     let sizes = Sizes::read(config, &DEFAULTS)?;
     let activation = activation(config, "hidden_act", "gelu_pytorch_tanh")?;
     let eps = eps(config, "norm_epsilon", 1e-5)?;
