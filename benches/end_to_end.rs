@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use divan::counter::ItemsCount;
 use kdscore::backend::cpu::Cpu;
-use kdscore::backend::{Backend, HostWeight, Into, Linear};
+use kdscore::backend::{Backend, HostWeight, Into, Linear, Precision};
 use kdscore::corpus::CorpusShard;
 use kdscore::model::{Decoder, Limits, Teacher, Unknown, Vocabulary};
 use kdscore::products::{Dtype, Product, ProductPlan};
@@ -134,8 +134,8 @@ fn one_large_product(bencher: divan::Bencher) {
         bias: None,
     };
     let (mut x, mut out) = (
-        Cpu.tensor(size, size).unwrap(),
-        Cpu.tensor(size, size).unwrap(),
+        Cpu.tensor(Precision::Single, size, size).unwrap(),
+        Cpu.tensor(Precision::Single, size, size).unwrap(),
     );
     Cpu.upload(&vec![0.25; size * size], &mut x);
     bencher

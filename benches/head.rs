@@ -5,7 +5,7 @@
 
 use divan::counter::{BytesCount, ItemsCount};
 use kdscore::backend::cpu::Cpu;
-use kdscore::backend::{Backend, HeadRows, LogitRule};
+use kdscore::backend::{Backend, HeadRows, LogitRule, Precision};
 
 const K: usize = 32;
 
@@ -30,7 +30,7 @@ fn logits(rows: usize, vocab: usize) -> Vec<f32> {
 }
 
 fn reduce(values: &[f32], rows: usize, vocab: usize) -> HeadRows {
-    let mut tensor = Cpu.tensor(rows, vocab).unwrap();
+    let mut tensor = Cpu.tensor(Precision::Single, rows, vocab).unwrap();
     Cpu.upload(values, &mut tensor);
     let mut out = HeadRows::with_capacity(rows, K);
     let rule = LogitRule {

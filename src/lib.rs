@@ -25,7 +25,7 @@
 //! | [`report`] | HTML pages and plots, made of strings | nothing |
 //! | [`mapped`] | read-only memory maps | nothing |
 //! | [`corpus`] | source rows, chat template, tokens and loss mask, shard views, the shift | canonical |
-//! | [`backend`] | the trait with the shape of every op; the CPU | products |
+//! | [`backend`] | the trait with the shape of every op; the CPU; CUDA devices | products |
 //! | [`batch`] | length sort and token budget: shard to packed batches | corpus |
 //! | [`model`] | teacher description, weights, decoder, head | canonical, mapped, backend, batch, products |
 //! | [`cost`] | FLOPs, bytes, memory plan: pure arithmetic | model, products |

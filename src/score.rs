@@ -2,6 +2,8 @@
 //!
 //! Architecture invariant: nothing here opens a file, draws, or knows where rows are kept.
 
+use std::collections::VecDeque;
+use std::iter::Peekable;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -10,7 +12,7 @@ use anyhow::{Result, bail, ensure};
 use crate::backend::{Backend, HeadRows};
 use crate::batch::{PackPlan, PackedBatch};
 use crate::corpus::CorpusShard;
-use crate::model::Decoder;
+use crate::model::{Begun, Decoder};
 use crate::products::{ProductArray, ProductPlan, RowScores, RowSink};
 
 /// What to do after a wave.
@@ -91,16 +93,21 @@ pub fn score_shard<B: Backend>(
         RowSink::new(job.products, plan.rows())
     });
     let (mut tokens, mut padded_mass) = (0, 0.0);
-    let mut batches = plan.batches(job.shard).peekable();
-    while timed(&mut seconds.pack, || batches.peek().is_some()) {
-        let wave: Vec<PackedBatch> = timed(&mut seconds.pack, || {
-            batches.by_ref().take(job.wave).collect()
-        });
+    let mut waves = Waves {
+        decoder,
+        batches: plan.batches(job.shard).peekable(),
+        size: job.wave,
+        k: job.products.k,
+        begun: VecDeque::new(),
+    };
+    while let Some((wave, begun)) = waves.next(&mut seconds)? {
         let mut scored: Vec<HeadRows> = wave
             .iter()
             .map(|batch| HeadRows::with_capacity(batch.rows.len(), job.products.k))
             .collect();
-        timed(&mut seconds.compute, || decoder.score(&wave, &mut scored))?;
+        timed(&mut seconds.compute, || {
+            waves.decoder.finish(begun, &mut scored)
+        })?;
         timed(&mut seconds.place, || {
             let mut pairs = wave.iter().zip(&scored);
             pairs.try_for_each(|(batch, rows)| place(batch, rows, &mut sink))
@@ -116,7 +123,7 @@ pub fn score_shard<B: Backend>(
         tokens += done.tokens;
         let said = timed(&mut seconds.watch, || watch(&done));
         // A shard that is done is kept, whoever says stop.
-        if said == Proceed::Stop && batches.peek().is_some() {
+        if said == Proceed::Stop && waves.are_left() {
             return Ok(None);
         }
     }
@@ -126,6 +133,39 @@ pub fn score_shard<B: Backend>(
         padded_mass,
         seconds,
     }))
+}
+
+/// The waves of a shard, begun in order. Where the backend runs behind, the next one computes while
+/// the one before it is put in its place.
+struct Waves<'d, 'a, B: Backend, I: Iterator<Item = PackedBatch>> {
+    decoder: &'d mut Decoder<'a, B>,
+    batches: Peekable<I>,
+    /// Batches a wave.
+    size: usize,
+    k: usize,
+    begun: VecDeque<(Vec<PackedBatch>, Begun<B>)>,
+}
+
+impl<B: Backend, I: Iterator<Item = PackedBatch>> Waves<'_, '_, B, I> {
+    /// The next wave to finish.
+    fn next(&mut self, seconds: &mut ShardSeconds) -> Result<Option<(Vec<PackedBatch>, Begun<B>)>> {
+        let ahead = usize::from(self.decoder.backend.runs_behind());
+        while self.begun.len() <= ahead {
+            let wave: Vec<PackedBatch> = timed(&mut seconds.pack, || {
+                self.batches.by_ref().take(self.size).collect()
+            });
+            if wave.is_empty() {
+                break;
+            }
+            let begun = timed(&mut seconds.compute, || self.decoder.begin(&wave, self.k))?;
+            self.begun.push_back((wave, begun));
+        }
+        Ok(self.begun.pop_front())
+    }
+
+    fn are_left(&mut self) -> bool {
+        !self.begun.is_empty() || self.batches.peek().is_some()
+    }
 }
 
 /// Puts a batch's rows in their final place.

@@ -6,6 +6,7 @@
 //! is in the buffer.
 
 pub mod cpu;
+pub mod cuda;
 pub mod observed;
 mod weight;
 
@@ -22,6 +23,16 @@ pub trait Tensor {
     /// Sets the rows and width in use, up to the numbers allocated. Their content is then
     /// undefined.
     fn set_shape(&mut self, rows: usize, width: usize);
+}
+
+/// How exactly a buffer keeps its numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Precision {
+    /// In the backend's compute dtype: activations.
+    Compute,
+    /// In fp32, whatever the compute dtype: the residual stream and what is added to it, logits,
+    /// scores and gates of single numbers, tables.
+    Single,
 }
 
 /// Whether a product replaces what is in the output or is added to it.
@@ -195,22 +206,42 @@ pub enum Weighs {
     Inputs,
 }
 
-/// A layer's experts ready to be applied.
+/// A layer's experts.
 #[derive(Debug)]
 pub struct Experts<W> {
-    pub router: Linear<W>, // (E, H)
     /// Added to the scores when experts are chosen, not when they are weighted.
     pub correction: Option<W>, // (E)
     pub list: Vec<Mlp<W>>,
 }
 
-/// Room for the rows of one expert at a time.
+/// The most that the MLPs of any layer take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MlpSizes {
+    pub rows_max: usize,
+    /// Inner size of MLPs that every row passes.
+    pub inner: usize,
+    /// `None` where no layer has experts.
+    pub experts: Option<ExpertSizes>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExpertSizes {
+    pub count: usize,
+    pub chosen: usize,
+    pub hidden: usize,
+    pub inner: usize,
+    /// Whether any layer's routers weigh what goes into an expert.
+    pub weighs_inputs: bool,
+}
+
+/// Room for an MLP, or for the experts. R is what the backend needs to lay choices together.
 #[derive(Debug)]
-pub struct MlpWork<T> {
-    pub rows: T,   // (T, H)
+pub struct MlpWork<T, R> {
+    pub rows: T,   // (T, H), of one expert or of all choices
     pub gate: T,   // (T, I)
     pub up: T,     // (T, I)
     pub result: T, // (T, H)
+    pub routing: R,
 }
 
 /// One sequence of a packed batch, as attention sees it.
@@ -260,6 +291,20 @@ pub struct HeadRows {
 }
 
 impl HeadRows {
+    /// Adds the rows of another, which has as many ids a row.
+    pub fn append(&mut self, mut other: HeadRows) {
+        let first = self.tail.len();
+        self.bad_row = self.bad_row.or(other.bad_row.map(|row| first + row));
+        self.ids.append(&mut other.ids);
+        self.logp.append(&mut other.logp);
+        self.tail.append(&mut other.tail);
+        self.target_logp.append(&mut other.target_logp);
+        self.target_rank.append(&mut other.target_rank);
+        self.logsumexp.append(&mut other.logsumexp);
+        self.entropy.append(&mut other.entropy);
+        self.padded_mass.append(&mut other.padded_mass);
+    }
+
     /// Room for `rows` rows of `k` ids.
     pub fn with_capacity(rows: usize, k: usize) -> HeadRows {
         HeadRows {
@@ -284,17 +329,53 @@ pub trait Backend: Send + Sync {
     type Weight: Send + Sync;
     /// Row numbers, token ids or positions where the backend computes.
     type Index: Send + Sync;
+    /// [`Segments`] where the backend computes.
+    type Segments: Send + Sync;
+    /// A layer's experts, ready to be applied.
+    type Experts: Send + Sync;
+    /// See [`MlpWork`].
+    type Routing: Send;
+    /// Rows that were reduced, until they are taken.
+    type Rows: Send;
+
+    /// What the numbers of [`Precision::Compute`] are kept in.
+    fn compute_dtype(&self) -> FloatDtype {
+        FloatDtype::F32
+    }
+
+    /// Whether ops run behind the caller, who may prepare the next batch meanwhile.
+    fn runs_behind(&self) -> bool {
+        false
+    }
+
+    /// Whether a few tokens have to pass before the first batch: where the backend chooses by
+    /// shapes as it meets them.
+    fn rehearses(&self) -> bool {
+        false
+    }
 
     /// What produced the bits: device, libraries, kernels. Recorded with every shard.
     fn provenance(&self) -> serde_json::Value;
 
     /// Room for `rows_max` rows of `width` numbers.
-    fn tensor(&self, rows_max: usize, width: usize) -> Result<Self::Tensor>;
+    fn tensor(&self, precision: Precision, rows_max: usize, width: usize) -> Result<Self::Tensor>;
+
+    fn mlp_work(&self, sizes: &MlpSizes) -> Result<MlpWork<Self::Tensor, Self::Routing>>;
+
+    /// Room for `rows_max` reduced rows of `k` ids.
+    fn rows(&self, rows_max: usize, k: usize) -> Result<Self::Rows>;
 
     /// Makes a weight ready to be used.
     fn weight(&self, host: &HostWeight) -> Result<Self::Weight>;
 
+    fn experts_of(&self, experts: Experts<Self::Weight>) -> Result<Self::Experts>;
+
     fn index(&self, values: &[u32]) -> Result<Self::Index>;
+
+    fn segments(&self, segments: Segments) -> Result<Self::Segments>;
+
+    /// Until everything asked for so far is done, where ops run behind the caller.
+    fn wait(&self) {}
 
     /// A copy in host memory, (rows, width).
     fn download(&self, x: &Self::Tensor) -> Vec<f32>;
@@ -365,7 +446,7 @@ pub trait Backend: Send + Sync {
     fn attention(
         &self,
         shape: &AttentionShape,
-        segments: &Segments,
+        segments: &Self::Segments,
         sinks: Option<&Self::Weight>,
         qkv: [&Self::Tensor; 3],
         out: &mut Self::Tensor,
@@ -381,13 +462,16 @@ pub trait Backend: Send + Sync {
         x: &Self::Tensor,
         logits: &Self::Tensor,
         rule: &ExpertsRule,
-        experts: &Experts<Self::Weight>,
-        work: &mut MlpWork<Self::Tensor>,
+        experts: &Self::Experts,
+        work: &mut MlpWork<Self::Tensor, Self::Routing>,
         out: &mut Self::Tensor,
     );
 
     /// out (R, H) = rows `rows` of x (T, H).
     fn gather(&self, x: &Self::Tensor, rows: &Self::Index, out: &mut Self::Tensor);
+
+    /// out (R, H) = rows `rows` of x (T, H), which follow one another.
+    fn slice(&self, x: &Self::Tensor, rows: Range<usize>, out: &mut Self::Tensor);
 
     /// Reduces a logits slice (R, V), which is consumed, and appends its rows to `out`.
     /// `targets` (R) are below the rule's vocabulary.
@@ -396,6 +480,15 @@ pub trait Backend: Send + Sync {
         logits: &mut Self::Tensor,
         rule: &LogitRule,
         targets: &[i32],
-        out: &mut HeadRows,
+        out: &mut Self::Rows,
     );
+
+    /// Sends rows that are complete on their way, where ops run behind the caller.
+    fn send_rows(&self, _rows: &mut Self::Rows) {}
+
+    /// Waits for the rows that were sent, and appends them to `out`.
+    ///
+    /// # Errors
+    /// Whatever went wrong where the backend computes since this was last asked.
+    fn take_rows(&self, rows: Self::Rows, out: &mut HeadRows) -> Result<()>;
 }

@@ -1,17 +1,18 @@
 //! A backend that notes how long each kind of op takes and, where asked, reduces every logits
 //! slice a second time with more ids than are stored.
 //!
-//! Architecture invariant: what comes out of the ops is the inner backend's, bit for bit. Times
-//! are those until the call returns, which is all there is where ops don't run behind the caller.
+//! Architecture invariant: what comes out of the ops is the inner backend's, bit for bit. Each op
+//! is waited for, so that its time is its own.
 
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use anyhow::Result;
 
 use super::{
-    Activation, AttentionShape, Backend, Experts, ExpertsRule, HeadRows, HostWeight, Into, Linear,
-    LogitRule, MlpWork, Norm, RopeShape, Segments, Tensor,
+    Activation, AttentionShape, Backend, Experts, ExpertsRule, FloatDtype, HeadRows, HostWeight,
+    Into, Linear, LogitRule, MlpSizes, MlpWork, Norm, Precision, RopeShape, Segments, Tensor,
 };
 
 /// What an op is for.
@@ -114,6 +115,10 @@ impl<B: Backend> Observed<B> {
         }
     }
 
+    pub fn inner(&self) -> &B {
+        &self.inner
+    }
+
     /// What was noted since this was last asked.
     pub fn take(&self) -> Observations {
         std::mem::take(&mut self.notes().seen)
@@ -131,6 +136,7 @@ impl<B: Backend> Observed<B> {
     fn time<T>(&self, class: OpClass, op: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let done = op();
+        self.inner.wait();
         let seconds = started.elapsed().as_secs_f64();
         let mut notes = self.notes();
         notes.seen.seconds[class as usize] += seconds;
@@ -147,7 +153,8 @@ impl<B: Backend> Observed<B> {
         let mut notes = self.notes();
         let rows_max = notes.slice.as_ref().map_or(0, Tensor::rows);
         if rows_max < logits.rows() {
-            notes.slice = Some(self.inner.tensor(logits.rows(), logits.width())?);
+            let [rows, width] = [logits.rows(), logits.width()];
+            notes.slice = Some(self.inner.tensor(Precision::Single, rows, width)?);
         }
         let Notes {
             seen, wide, slice, ..
@@ -156,7 +163,10 @@ impl<B: Backend> Observed<B> {
             let rows_max = slice.rows();
             self.inner.copy(logits, slice);
             wide.k = k;
-            self.inner.reduce_head(slice, rule, targets, wide);
+            let mut rows = self.inner.rows(targets.len(), k)?;
+            self.inner.reduce_head(slice, rule, targets, &mut rows);
+            self.inner.send_rows(&mut rows);
+            self.inner.take_rows(rows, wide)?;
             slice.set_shape(rows_max, logits.width());
         }
         seen.wide_seconds += started.elapsed().as_secs_f64();
@@ -168,13 +178,49 @@ impl<B: Backend> Backend for Observed<B> {
     type Tensor = B::Tensor;
     type Weight = B::Weight;
     type Index = B::Index;
+    type Segments = B::Segments;
+    type Experts = B::Experts;
+    type Routing = B::Routing;
+    type Rows = B::Rows;
+
+    fn compute_dtype(&self) -> FloatDtype {
+        self.inner.compute_dtype()
+    }
+
+    fn send_rows(&self, rows: &mut B::Rows) {
+        self.inner.send_rows(rows);
+    }
+
+    fn rehearses(&self) -> bool {
+        self.inner.rehearses()
+    }
 
     fn provenance(&self) -> serde_json::Value {
         self.inner.provenance()
     }
 
-    fn tensor(&self, rows_max: usize, width: usize) -> Result<B::Tensor> {
-        self.inner.tensor(rows_max, width)
+    fn tensor(&self, precision: Precision, rows_max: usize, width: usize) -> Result<B::Tensor> {
+        self.inner.tensor(precision, rows_max, width)
+    }
+
+    fn mlp_work(&self, sizes: &MlpSizes) -> Result<MlpWork<B::Tensor, B::Routing>> {
+        self.inner.mlp_work(sizes)
+    }
+
+    fn rows(&self, rows_max: usize, k: usize) -> Result<B::Rows> {
+        self.inner.rows(rows_max, k)
+    }
+
+    fn experts_of(&self, experts: Experts<B::Weight>) -> Result<B::Experts> {
+        self.inner.experts_of(experts)
+    }
+
+    fn segments(&self, segments: Segments) -> Result<B::Segments> {
+        self.time(OpClass::Copy, || self.inner.segments(segments))
+    }
+
+    fn wait(&self) {
+        self.inner.wait();
     }
 
     fn weight(&self, host: &HostWeight) -> Result<B::Weight> {
@@ -257,7 +303,7 @@ impl<B: Backend> Backend for Observed<B> {
     fn attention(
         &self,
         shape: &AttentionShape,
-        segments: &Segments,
+        segments: &B::Segments,
         sinks: Option<&B::Weight>,
         qkv: [&B::Tensor; 3],
         out: &mut B::Tensor,
@@ -276,8 +322,8 @@ impl<B: Backend> Backend for Observed<B> {
         x: &B::Tensor,
         logits: &B::Tensor,
         rule: &ExpertsRule,
-        experts: &Experts<B::Weight>,
-        work: &mut MlpWork<B::Tensor>,
+        experts: &B::Experts,
+        work: &mut MlpWork<B::Tensor, B::Routing>,
         out: &mut B::Tensor,
     ) {
         let op = || self.inner.experts(x, logits, rule, experts, work, out);
@@ -288,12 +334,20 @@ impl<B: Backend> Backend for Observed<B> {
         self.time(OpClass::Elementwise, || self.inner.gather(x, rows, out));
     }
 
+    fn slice(&self, x: &B::Tensor, rows: Range<usize>, out: &mut B::Tensor) {
+        self.time(OpClass::Elementwise, || self.inner.slice(x, rows, out));
+    }
+
+    fn take_rows(&self, rows: B::Rows, out: &mut HeadRows) -> Result<()> {
+        self.time(OpClass::Copy, || self.inner.take_rows(rows, out))
+    }
+
     fn reduce_head(
         &self,
         logits: &mut B::Tensor,
         rule: &LogitRule,
         targets: &[i32],
-        out: &mut HeadRows,
+        out: &mut B::Rows,
     ) {
         {
             let mut notes = self.notes();

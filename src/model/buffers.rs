@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::decoder::Limits;
 use super::description::{Description, Temperature};
 use super::rope::{Rope, RopeTable, Stretch};
-use crate::backend::{Backend, MlpWork, Segment, Segments};
+use crate::backend::{Backend, MlpSizes, MlpWork, Precision, Segment, Segments};
 use crate::batch::{PackedBatch, PackedSequence};
 
 /// Activations of the one layer that is being computed, and of the head.
@@ -15,7 +15,7 @@ pub struct Workspace<B: Backend> {
     pub normed: B::Tensor, // (T, H)
     pub attention: AttentionWork<B>,
     pub branch: B::Tensor, // (T, H), where a branch can't be added at once
-    pub mlp: MlpWork<B::Tensor>,
+    pub mlp: MlpWork<B::Tensor, B::Routing>,
     pub router: B::Tensor,       // (T, E)
     pub row_gate: B::Tensor,     // (T, 1)
     pub chunk: B::Tensor,        // (C, H)
@@ -37,10 +37,11 @@ impl<B: Backend> Workspace<B> {
     pub fn new(b: &B, description: &Description, limits: Limits, vocab: usize) -> Result<Self> {
         let h = description.hidden;
         let widths = description.widths();
-        let tokens = |width| b.tensor(limits.tokens, width);
-        let chunk = |width| b.tensor(limits.head_chunk, width);
+        let tokens = |width| b.tensor(Precision::Compute, limits.tokens, width);
+        let exact = |width| b.tensor(Precision::Single, limits.tokens, width);
+        let chunk = |precision, width| b.tensor(precision, limits.head_chunk, width);
         Ok(Workspace {
-            narrow: tokens(h)?,
+            narrow: exact(h)?,
             normed: tokens(h)?,
             attention: AttentionWork {
                 q: tokens(widths.q)?,
@@ -51,18 +52,17 @@ impl<B: Backend> Workspace<B> {
                 own_keys: tokens(widths.own_keys)?,
                 rotated: tokens(widths.rotated)?,
             },
-            branch: tokens(widths.branch)?,
-            mlp: MlpWork {
-                rows: tokens(widths.routed)?,
-                gate: tokens(widths.inner)?,
-                up: tokens(widths.inner)?,
-                result: tokens(widths.routed)?,
-            },
-            router: tokens(widths.experts)?,
-            row_gate: tokens(1)?,
-            chunk: chunk(h)?,
-            chunk_normed: chunk(h)?,
-            logits: chunk(vocab)?,
+            branch: exact(widths.branch)?,
+            mlp: b.mlp_work(&MlpSizes {
+                rows_max: limits.tokens,
+                inner: widths.inner,
+                experts: widths.experts,
+            })?,
+            router: exact(widths.experts.map_or(0, |experts| experts.count))?,
+            row_gate: exact(1)?,
+            chunk: chunk(Precision::Single, h)?,
+            chunk_normed: chunk(Precision::Compute, h)?,
+            logits: chunk(Precision::Single, vocab)?,
         })
     }
 }
@@ -82,7 +82,7 @@ impl<B: Backend> Tables<B> {
         let ropes = ropes.map(|rope| upload_table(b, rope, &rope.table(sequence)));
         let factors = description.temperature.map(|t| temperatures(t, sequence));
         let temperature = factors.map(|factors| -> Result<B::Tensor> {
-            let mut tensor = b.tensor(sequence, 1)?;
+            let mut tensor = b.tensor(Precision::Single, sequence, 1)?;
             b.upload(&factors, &mut tensor);
             Ok(tensor)
         });
@@ -96,7 +96,7 @@ impl<B: Backend> Tables<B> {
 fn upload_table<B: Backend>(b: &B, rope: &Rope, table: &RopeTable) -> Result<Turn<B>> {
     let width = rope.inverse_frequencies.len();
     let tensor = |values: &[f32]| -> Result<B::Tensor> {
-        let mut tensor = b.tensor(values.len() / width, width)?;
+        let mut tensor = b.tensor(Precision::Single, values.len() / width, width)?;
         b.upload(values, &mut tensor);
         Ok(tensor)
     };
@@ -114,8 +114,8 @@ pub struct Upload<B: Backend> {
     pub positions: B::Index, // (T)
     pub rows: Rows<B>,
     ropes: Vec<RopeRows<B>>,
-    every_token: Segments, // T queries
-    rows_only: Segments,   // R queries
+    every_token: B::Segments, // T queries
+    rows_only: B::Segments,   // R queries
 }
 
 /// The scored tokens of a batch.
@@ -163,14 +163,14 @@ impl<B: Backend> Upload<B> {
         Ok(Upload {
             tokens: b.index(&batch.tokens)?,
             positions: b.index(&batch.positions)?,
-            every_token: Segments {
+            every_token: b.segments(Segments {
                 list: segments(|sequence| sequence.tokens.clone()),
                 query_positions: batch.positions.clone(),
-            },
-            rows_only: Segments {
+            })?,
+            rows_only: b.segments(Segments {
                 list: segments(|sequence| sequence.rows.clone()),
                 query_positions: row_positions.clone(),
-            },
+            })?,
             ropes: ropes.collect::<Result<_>>()?,
             rows: Rows {
                 index: b.index(&rows)?,
@@ -204,7 +204,7 @@ impl<B: Backend> Upload<B> {
         (cos, sin)
     }
 
-    pub fn segments(&self, rows_only: bool) -> &Segments {
+    pub fn segments(&self, rows_only: bool) -> &B::Segments {
         if rows_only {
             &self.rows_only
         } else {

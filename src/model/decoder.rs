@@ -10,7 +10,7 @@ use super::description::{Attention, Description, Layer, Mlp, QkNormAt, Residual}
 use super::teacher::Teacher;
 use super::weights::{KeyWeights, LayerWeights, MlpWeights, QueryWeights, Weights};
 use crate::backend::{
-    self, Activation, Backend, HeadRows, Into, Linear, LogitRule, MlpWork, Norm, Tensor,
+    self, Activation, Backend, HeadRows, Into, Linear, LogitRule, MlpWork, Norm, Precision, Tensor,
 };
 use crate::batch::PackedBatch;
 
@@ -35,16 +35,19 @@ pub struct Vocabulary {
     pub tokenizer: usize,
 }
 
+/// A wave on its way.
+pub struct Begun<B: Backend>(Vec<B::Rows>);
+
 /// A teacher on a backend, with every buffer it will need.
 pub struct Decoder<'a, B: Backend> {
-    backend: &'a B,
+    pub backend: &'a B,
     description: &'a Description,
-    weights: Weights<B::Weight>,
+    weights: Weights<B>,
     tables: Tables<B>,
     residuals: Vec<B::Tensor>, // one (T, H) for each batch of a wave
-    work: Workspace<B>,
-    limits: Limits,
-    rule: LogitRule,
+    pub(super) work: Workspace<B>,
+    pub(super) limits: Limits,
+    pub(super) rule: LogitRule,
 }
 
 impl<'a, B: Backend> Decoder<'a, B> {
@@ -62,7 +65,7 @@ impl<'a, B: Backend> Decoder<'a, B> {
             weights: Weights::load(backend, teacher, vocabulary.scored)?,
             tables: Tables::new(backend, description, limits.sequence)?,
             residuals: (0..limits.wave)
-                .map(|_| backend.tensor(limits.tokens, description.hidden))
+                .map(|_| backend.tensor(Precision::Single, limits.tokens, description.hidden))
                 .collect::<Result<_>>()?,
             work: Workspace::new(backend, description, limits, vocabulary.scored)?,
             limits,
@@ -80,6 +83,17 @@ impl<'a, B: Backend> Decoder<'a, B> {
     /// # Panics
     /// When the wave or one of its batches is over the limits.
     pub fn score(&mut self, wave: &[PackedBatch], out: &mut [HeadRows]) -> Result<()> {
+        let k = out.first().map_or(0, |rows| rows.k);
+        let begun = self.begin(wave, k)?;
+        self.finish(begun, out)
+    }
+
+    /// Asks for all that scoring a wave takes, with `k` ids a row, and waits for none of it where
+    /// the backend runs behind. Waves are finished in the order they were begun.
+    ///
+    /// # Panics
+    /// When the wave or one of its batches is over the limits.
+    pub fn begin(&mut self, wave: &[PackedBatch], k: usize) -> Result<Begun<B>> {
         let (b, d) = (self.backend, self.description);
         let uploads = wave
             .iter()
@@ -101,10 +115,15 @@ impl<'a, B: Backend> Decoder<'a, B> {
                 self.layer(index, slot, upload, index == last);
             }
         }
-        for (slot, (batch, out)) in wave.iter().zip(out).enumerate() {
-            self.head(batch, slot, out)?;
-        }
-        Ok(())
+        let batches = wave.iter().enumerate();
+        let rows = batches.map(|(slot, batch)| self.head(batch, slot, k));
+        rows.collect::<Result<_>>().map(Begun)
+    }
+
+    /// The rows of a wave that was begun.
+    pub fn finish(&self, begun: Begun<B>, out: &mut [HeadRows]) -> Result<()> {
+        let mut pairs = begun.0.into_iter().zip(out);
+        pairs.try_for_each(|(rows, out)| self.backend.take_rows(rows, out))
     }
 
     /// One layer over one batch of the wave. The last layer goes on with the scored rows alone.
@@ -123,8 +142,9 @@ impl<'a, B: Backend> Decoder<'a, B> {
         norm_or_copy(b, x, weights.attention_norm.as_ref(), &mut w.normed);
         attend.keys_and_values(&w.normed, &mut w.attention);
         if is_last {
-            keep_rows(b, &batch.rows.index, x, &mut w.narrow);
-            keep_rows(b, &batch.rows.index, &mut w.normed, &mut w.narrow);
+            b.gather(x, &batch.rows.index, &mut w.narrow);
+            std::mem::swap(x, &mut w.narrow);
+            norm_or_copy(b, x, weights.attention_norm.as_ref(), &mut w.normed);
         }
         attend.queries(&w.normed, is_last, &mut w.attention);
         attend.attend(is_last, &mut w.attention);
@@ -144,19 +164,22 @@ impl<'a, B: Backend> Decoder<'a, B> {
     }
 
     /// Rows reach the head in chunks, so that logits never exist whole.
-    fn head(&mut self, batch: &PackedBatch, slot: usize, out: &mut HeadRows) -> Result<()> {
+    fn head(&mut self, batch: &PackedBatch, slot: usize, k: usize) -> Result<B::Rows> {
         let (b, w) = (self.backend, &mut self.work);
-        let rows: Vec<u32> = (0..batch.rows.len() as u32).collect();
         let targets: Vec<i32> = batch.rows.iter().map(|row| row.target).collect();
-        let chunk = self.limits.head_chunk;
-        for (rows, targets) in rows.chunks(chunk).zip(targets.chunks(chunk)) {
-            b.gather(&self.residuals[slot], &b.index(rows)?, &mut w.chunk);
+        let mut scored = b.rows(targets.len(), k)?;
+        let mut first = 0;
+        for targets in targets.chunks(self.limits.head_chunk) {
+            let rows = first..first + targets.len();
+            first = rows.end;
+            b.slice(&self.residuals[slot], rows, &mut w.chunk);
             b.norm(&w.chunk, &self.weights.final_norm, &mut w.chunk_normed);
             let head = &self.weights.head;
             b.linear(&w.chunk_normed, head, Into::Replace, &mut w.logits);
-            b.reduce_head(&mut w.logits, &self.rule, targets, out);
+            b.reduce_head(&mut w.logits, &self.rule, targets, &mut scored);
         }
-        Ok(())
+        b.send_rows(&mut scored);
+        Ok(scored)
     }
 }
 
@@ -164,7 +187,7 @@ impl<'a, B: Backend> Decoder<'a, B> {
 struct Attend<'a, B: Backend> {
     b: &'a B,
     attention: &'a Attention,
-    weights: &'a LayerWeights<B::Weight>,
+    weights: &'a LayerWeights<B>,
     tables: &'a Tables<B>,
     batch: &'a Upload<B>,
 }
@@ -301,7 +324,7 @@ impl<B: Backend> Branch<'_, B> {
 fn mlp<B: Backend>(
     b: &B,
     layer: &Layer,
-    weights: &LayerWeights<B::Weight>,
+    weights: &LayerWeights<B>,
     x: &mut B::Tensor,
     w: &mut Workspace<B>,
 ) {
@@ -318,12 +341,13 @@ fn mlp<B: Backend>(
         (
             Mlp::Experts(spec),
             MlpWeights::Experts {
+                router,
                 experts,
                 shared,
                 shared_gate,
             },
         ) => {
-            b.linear(&w.normed, &experts.router, Into::Replace, &mut w.router);
+            b.linear(&w.normed, router, Into::Replace, &mut w.router);
             let (rule, out) = (&spec.rule, &mut w.branch);
             b.experts(&w.normed, &w.router, rule, experts, &mut w.mlp, out);
             if let Some(mlp) = shared {
@@ -346,7 +370,7 @@ fn hidden<B: Backend>(
     activation: Activation,
     mlp: &backend::Mlp<B::Weight>,
     x: &B::Tensor,
-    work: &mut MlpWork<B::Tensor>,
+    work: &mut MlpWork<B::Tensor, B::Routing>,
 ) {
     match &mlp.gate {
         Some(gate) => {
@@ -371,10 +395,4 @@ fn norm_or_copy<B: Backend>(
         Some(norm) => b.norm(x, norm, out),
         None => b.copy(x, out),
     }
-}
-
-/// Leaves only `rows` of `x`.
-fn keep_rows<B: Backend>(b: &B, rows: &B::Index, x: &mut B::Tensor, spare: &mut B::Tensor) {
-    b.gather(x, rows, spare);
-    std::mem::swap(x, spare);
 }

@@ -11,6 +11,7 @@ mod description;
 mod families;
 mod fingerprint;
 mod parts;
+mod rehearsal;
 mod rope;
 mod spelling;
 mod teacher;
@@ -18,7 +19,7 @@ mod weights;
 mod work;
 
 pub use checkpoint::Checkpoint;
-pub use decoder::{Decoder, Limits, Vocabulary};
+pub use decoder::{Begun, Decoder, Limits, Vocabulary};
 pub use description::Description;
 pub use fingerprint::{FileHashes, HashCache, file_states, teacher_fingerprint};
 pub use teacher::{Teacher, Unknown};

@@ -1,6 +1,8 @@
 //! What a description is made of, listed: every weight it needs, and the widths that buffers
 //! must have for it.
 
+use crate::backend::{ExpertSizes, Weighs};
+
 use super::description::{
     Attention, DenseMlp, Description, Experts, Keys, Layer, Mlp, Norm, Projection, Query,
     WeightSpec,
@@ -31,6 +33,20 @@ impl Description {
         self.widest(|l| l.attention.shape.value_dim)
     }
 
+    fn expert_sizes(&self) -> Option<ExpertSizes> {
+        let of =
+            |number: &dyn Fn(&Experts) -> usize| self.widest(|l| l.mlp.experts().map_or(0, number));
+        let weighs_inputs = |e: &Experts| usize::from(e.rule.router.weighs == Weighs::Inputs);
+        let sizes = ExpertSizes {
+            count: of(&|e| e.list.len()),
+            chosen: of(&|e| e.rule.router.chosen),
+            hidden: of(&|e| e.router.inputs()),
+            inner: of(&|e| e.list.iter().map(|mlp| mlp.up.outputs()).max().unwrap_or(0)),
+            weighs_inputs: of(&weighs_inputs) > 0,
+        };
+        (sizes.count > 0).then_some(sizes)
+    }
+
     pub fn widths(&self) -> Widths {
         let of = |width: &dyn Fn(&Layer) -> usize| self.widest(width);
         Widths {
@@ -42,8 +58,7 @@ impl Description {
             own_keys: of(&|l| l.attention.own_keys_width()),
             rotated: of(&|l| l.attention.rotated_width()),
             inner: of(&|l| l.mlp.inner_width()),
-            experts: of(&|l| l.mlp.experts().map_or(0, |e| e.list.len())),
-            routed: of(&|l| l.mlp.experts().map_or(0, |e| e.router.inputs())),
+            experts: self.expert_sizes(),
             branch: of(&|l| if l.adds_directly() { 0 } else { self.hidden }),
         }
     }
@@ -59,10 +74,9 @@ pub struct Widths {
     pub latent: usize,
     pub own_keys: usize,
     pub rotated: usize,
+    /// Of MLPs that every token passes.
     pub inner: usize,
-    pub experts: usize,
-    /// Rows at an expert, and what it makes of them.
-    pub routed: usize,
+    pub experts: Option<ExpertSizes>,
     /// What a branch adds to the residual, where it can't be added at once.
     pub branch: usize,
 }
@@ -72,8 +86,10 @@ impl Widths {
     pub fn numbers_per_token(&self) -> usize {
         let attention = self.q + self.k + self.v + self.attended;
         let latents = 2 * self.latent + self.own_keys + self.rotated;
-        let mlp = 2 * self.inner + self.experts + 1 + 2 * self.routed;
-        attention + latents + mlp + self.branch
+        let experts = self.experts.as_ref();
+        let inner = self.inner.max(experts.map_or(0, |e| e.inner));
+        let routed = experts.map_or(0, |e| e.count + 2 * e.hidden);
+        attention + latents + 2 * inner + 1 + routed + self.branch
     }
 }
 
@@ -175,10 +191,7 @@ impl Mlp {
     fn inner_width(&self) -> usize {
         match self {
             Mlp::Dense(dense) => dense.up.outputs(),
-            Mlp::Experts(experts) => {
-                let each = experts.list.iter().chain(&experts.shared);
-                each.map(|mlp| mlp.up.outputs()).max().unwrap_or(0)
-            }
+            Mlp::Experts(experts) => experts.shared.as_ref().map_or(0, |mlp| mlp.up.outputs()),
         }
     }
 }

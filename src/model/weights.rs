@@ -8,73 +8,65 @@ use super::teacher::Teacher;
 use crate::backend::{Backend, Experts, HostWeight, Linear, Mlp, Norm};
 
 /// One layer's weights; the same fields as `description::Layer`.
-#[derive(Debug)]
-pub struct LayerWeights<W> {
-    pub attention_norm: Option<Norm<W>>,
-    pub query: QueryWeights<W>,
-    pub keys: KeyWeights<W>,
-    pub q_norm: Option<Norm<W>>,
-    pub k_norm: Option<Norm<W>>,
-    pub sinks: Option<W>,
-    pub o: Linear<W>,
-    pub attention_post_norm: Option<Norm<W>>,
-    pub mlp_norm: Option<Norm<W>>,
-    pub mlp: MlpWeights<W>,
-    pub mlp_post_norm: Option<Norm<W>>,
+pub struct LayerWeights<B: Backend> {
+    pub attention_norm: Option<Norm<B::Weight>>,
+    pub query: QueryWeights<B>,
+    pub keys: KeyWeights<B>,
+    pub q_norm: Option<Norm<B::Weight>>,
+    pub k_norm: Option<Norm<B::Weight>>,
+    pub sinks: Option<B::Weight>,
+    pub o: Linear<B::Weight>,
+    pub attention_post_norm: Option<Norm<B::Weight>>,
+    pub mlp_norm: Option<Norm<B::Weight>>,
+    pub mlp: MlpWeights<B>,
+    pub mlp_post_norm: Option<Norm<B::Weight>>,
 }
 
-#[derive(Debug)]
-pub enum QueryWeights<W> {
-    Full(Linear<W>),
+pub enum QueryWeights<B: Backend> {
+    Full(Linear<B::Weight>),
     Latent {
-        down: Linear<W>,
-        norm: Norm<W>,
-        up: Linear<W>,
+        down: Linear<B::Weight>,
+        norm: Norm<B::Weight>,
+        up: Linear<B::Weight>,
     },
 }
 
-#[derive(Debug)]
-pub enum KeyWeights<W> {
+pub enum KeyWeights<B: Backend> {
     Full {
-        k: Linear<W>,
-        v: Linear<W>,
+        k: Linear<B::Weight>,
+        v: Linear<B::Weight>,
     },
     Latent {
-        down: Linear<W>,
-        norm: Norm<W>,
-        k: Linear<W>,
-        v: Linear<W>,
-        rotated: Linear<W>,
+        down: Linear<B::Weight>,
+        norm: Norm<B::Weight>,
+        k: Linear<B::Weight>,
+        v: Linear<B::Weight>,
+        rotated: Linear<B::Weight>,
     },
 }
 
-#[derive(Debug)]
-pub enum MlpWeights<W> {
-    Dense(Mlp<W>),
+pub enum MlpWeights<B: Backend> {
+    Dense(Mlp<B::Weight>),
     Experts {
-        experts: Experts<W>,
-        shared: Option<Mlp<W>>,
-        shared_gate: Option<Linear<W>>,
+        router: Linear<B::Weight>, // (E, H)
+        experts: B::Experts,
+        shared: Option<Mlp<B::Weight>>,
+        shared_gate: Option<Linear<B::Weight>>,
     },
 }
 
 /// All weights of a teacher.
-#[derive(Debug)]
-pub struct Weights<W> {
-    pub embedding: W,         // (V, H)
-    pub positions: Option<W>, // (context, H)
-    layers: Vec<LayerWeights<W>>,
-    pub final_norm: Norm<W>,
-    pub head: Linear<W>, // (vocab scored, H)
+pub struct Weights<B: Backend> {
+    pub embedding: B::Weight,         // (V, H)
+    pub positions: Option<B::Weight>, // (context, H)
+    layers: Vec<LayerWeights<B>>,
+    pub final_norm: Norm<B::Weight>,
+    pub head: Linear<B::Weight>, // (vocab scored, H)
 }
 
-impl<W> Weights<W> {
+impl<B: Backend> Weights<B> {
     /// Makes every weight ready. Head rows from `vocab_scored` on are left out.
-    pub fn load<B: Backend<Weight = W>>(
-        backend: &B,
-        teacher: &Teacher,
-        vocab_scored: usize,
-    ) -> Result<Weights<W>> {
+    pub fn load(backend: &B, teacher: &Teacher, vocab_scored: usize) -> Result<Weights<B>> {
         let load = Loader { backend, teacher };
         let description = &teacher.description;
         let layers = description.layers.iter();
@@ -93,7 +85,7 @@ impl<W> Weights<W> {
     }
 
     /// Layer `index`'s weights, for as long as the layer is computed.
-    pub fn layer(&self, index: usize) -> &LayerWeights<W> {
+    pub fn layer(&self, index: usize) -> &LayerWeights<B> {
         &self.layers[index]
     }
 }
@@ -103,8 +95,8 @@ struct Loader<'a, B> {
     teacher: &'a Teacher,
 }
 
-impl<W, B: Backend<Weight = W>> Loader<'_, B> {
-    fn layer(&self, layer: &spec::Layer) -> Result<LayerWeights<W>> {
+impl<B: Backend> Loader<'_, B> {
+    fn layer(&self, layer: &spec::Layer) -> Result<LayerWeights<B>> {
         let attention = &layer.attention;
         Ok(LayerWeights {
             attention_norm: self.maybe_norm(&layer.attention_norm)?,
@@ -124,7 +116,7 @@ impl<W, B: Backend<Weight = W>> Loader<'_, B> {
         })
     }
 
-    fn query(&self, query: &Query) -> Result<QueryWeights<W>> {
+    fn query(&self, query: &Query) -> Result<QueryWeights<B>> {
         Ok(match query {
             Query::Full(q) => QueryWeights::Full(self.linear(q)?),
             Query::Latent { down, norm, up } => QueryWeights::Latent {
@@ -135,7 +127,7 @@ impl<W, B: Backend<Weight = W>> Loader<'_, B> {
         })
     }
 
-    fn keys(&self, keys: &Keys) -> Result<KeyWeights<W>> {
+    fn keys(&self, keys: &Keys) -> Result<KeyWeights<B>> {
         Ok(match keys {
             Keys::Full { k, v } => KeyWeights::Full {
                 k: self.linear(k)?,
@@ -157,22 +149,22 @@ impl<W, B: Backend<Weight = W>> Loader<'_, B> {
         })
     }
 
-    fn experts(&self, experts: &spec::Experts) -> Result<MlpWeights<W>> {
+    fn experts(&self, experts: &spec::Experts) -> Result<MlpWeights<B>> {
         let list = experts.list.iter().map(|mlp| self.dense(mlp));
         let shared = experts.shared.as_ref();
         let gate = experts.shared_gate.as_ref();
         Ok(MlpWeights::Experts {
-            experts: Experts {
-                router: self.linear(&experts.router)?,
+            router: self.linear(&experts.router)?,
+            experts: self.backend.experts_of(Experts {
                 correction: self.maybe(&experts.correction)?,
                 list: list.collect::<Result<_>>()?,
-            },
+            })?,
             shared: shared.map(|mlp| self.dense(mlp)).transpose()?,
             shared_gate: gate.map(|p| self.linear(p)).transpose()?,
         })
     }
 
-    fn dense(&self, mlp: &spec::DenseMlp) -> Result<Mlp<W>> {
+    fn dense(&self, mlp: &spec::DenseMlp) -> Result<Mlp<B::Weight>> {
         let gate = mlp.gate.as_ref();
         Ok(Mlp {
             gate: gate.map(|p| self.linear(p)).transpose()?,
@@ -181,7 +173,7 @@ impl<W, B: Backend<Weight = W>> Loader<'_, B> {
         })
     }
 
-    fn linear(&self, projection: &spec::Projection) -> Result<Linear<W>> {
+    fn linear(&self, projection: &spec::Projection) -> Result<Linear<B::Weight>> {
         Ok(Linear {
             weight: self.weight(&projection.weight)?,
             bias: self.maybe(&projection.bias)?,
@@ -189,7 +181,7 @@ impl<W, B: Backend<Weight = W>> Loader<'_, B> {
     }
 
     /// The weight is small, so it is put together in f32: pieces joined, the offset added.
-    fn norm(&self, norm: &spec::Norm) -> Result<Norm<W>> {
+    fn norm(&self, norm: &spec::Norm) -> Result<Norm<B::Weight>> {
         let pieces = norm.weights.iter();
         let mut weight: Vec<f32> = pieces
             .flat_map(|spec| self.teacher.weight(spec).values())
@@ -205,15 +197,15 @@ impl<W, B: Backend<Weight = W>> Loader<'_, B> {
         })
     }
 
-    fn maybe_norm(&self, norm: &Option<spec::Norm>) -> Result<Option<Norm<W>>> {
+    fn maybe_norm(&self, norm: &Option<spec::Norm>) -> Result<Option<Norm<B::Weight>>> {
         norm.as_ref().map(|norm| self.norm(norm)).transpose()
     }
 
-    fn maybe(&self, spec: &Option<WeightSpec>) -> Result<Option<W>> {
+    fn maybe(&self, spec: &Option<WeightSpec>) -> Result<Option<B::Weight>> {
         spec.as_ref().map(|spec| self.weight(spec)).transpose()
     }
 
-    fn weight(&self, spec: &WeightSpec) -> Result<W> {
+    fn weight(&self, spec: &WeightSpec) -> Result<B::Weight> {
         self.backend.weight(&self.teacher.weight(spec))
     }
 }

@@ -1,7 +1,7 @@
 //! Attention against f64, and a sequence's bits alone and between others.
 
 use kdscore::backend::cpu::Cpu;
-use kdscore::backend::{AttentionShape, Backend, Mask, Segment, Segments};
+use kdscore::backend::{AttentionShape, Backend, Mask, Precision, Segment, Segments, Tensor};
 
 use super::{bits, draws, tensor};
 
@@ -71,8 +71,10 @@ fn attend<B: Backend>(b: &B, case: &Case, segments: &Segments, q: &[f32]) -> Vec
     let q = tensor(b, q, s.heads * s.head_dim);
     let k = tensor(b, &case.k, s.kv_heads * s.head_dim);
     let v = tensor(b, &case.v, s.kv_heads * s.value_dim);
-    let mut out = b.tensor(case.q.len(), s.heads * s.value_dim).unwrap();
-    b.attention(s, segments, None, [&q, &k, &v], &mut out);
+    let width = s.heads * s.value_dim;
+    let mut out = b.tensor(Precision::Single, q.rows(), width).unwrap();
+    let segments = b.segments(segments.clone()).unwrap();
+    b.attention(s, &segments, None, [&q, &k, &v], &mut out);
     b.download(&out)
 }
 

@@ -57,7 +57,7 @@ fn slices() -> Vec<Slice> {
 }
 
 fn reduce<B: Backend>(b: &B, s: &Slice) -> HeadRows {
-    let mut out = HeadRows::with_capacity(s.targets.len(), s.k);
+    let mut rows = b.rows(s.targets.len(), s.k).unwrap();
     let rule = LogitRule {
         vocab: s.vocab,
         vocab_real: s.real,
@@ -68,8 +68,10 @@ fn reduce<B: Backend>(b: &B, s: &Slice) -> HeadRows {
         &mut tensor(b, &s.logits, s.vocab),
         &rule,
         &s.targets,
-        &mut out,
+        &mut rows,
     );
+    let mut out = HeadRows::with_capacity(s.targets.len(), s.k);
+    b.take_rows(rows, &mut out).unwrap();
     out
 }
 

@@ -1,7 +1,7 @@
 //! Matrix products against f64, and a row's bits wherever it lies.
 
 use kdscore::backend::cpu::Cpu;
-use kdscore::backend::{Backend, HostWeight, Into, Linear};
+use kdscore::backend::{Backend, HostWeight, Into, Linear, Precision};
 
 use super::{bits, draws, tensor};
 
@@ -22,7 +22,7 @@ fn map<B: Backend>(b: &B, n: usize, k: usize) -> (Linear<B::Weight>, Vec<f32>, V
 
 fn apply<B: Backend>(b: &B, x: &[f32], linear: &Linear<B::Weight>, [n, k]: [usize; 2]) -> Vec<f32> {
     let x = tensor(b, x, k);
-    let mut out = b.tensor(200, n).unwrap();
+    let mut out = b.tensor(Precision::Single, 200, n).unwrap();
     b.linear(&x, linear, Into::Replace, &mut out);
     b.download(&out)
 }

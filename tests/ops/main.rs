@@ -7,7 +7,7 @@ mod attention;
 mod head;
 mod linear;
 
-use kdscore::backend::Backend;
+use kdscore::backend::{Backend, Precision};
 
 /// Numbers in (-1, 1), the same everywhere, every 37th an outlier: without those a test means
 /// little.
@@ -26,7 +26,8 @@ pub fn draws(seed: u64, count: usize) -> Vec<f32> {
 
 /// A tensor with these numbers in it.
 pub fn tensor<B: Backend>(backend: &B, values: &[f32], width: usize) -> B::Tensor {
-    let mut tensor = backend.tensor(values.len() / width, width).unwrap();
+    let rows = values.len() / width;
+    let mut tensor = backend.tensor(Precision::Single, rows, width).unwrap();
     backend.upload(values, &mut tensor);
     tensor
 }

@@ -1,13 +1,14 @@
 //! The FLOPs a description is said to need are those its decoder asks a backend for: counted by a
 //! backend that does nothing else, for every teacher of every family.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 
 use anyhow::Result;
 use kdscore::backend::{
     Activation, AttentionShape, Backend, Experts, ExpertsRule, HeadRows, HostWeight, Into, Linear,
-    LogitRule, Mlp, MlpWork, Norm, RopeShape, Segments, Tensor,
+    LogitRule, Mlp, MlpSizes, MlpWork, Norm, Precision, RopeShape, Segments, Tensor,
 };
 use kdscore::batch::PackPlan;
 use kdscore::model::{Decoder, Demand, Limits, Teacher, Unknown, Vocabulary, Work};
@@ -58,13 +59,40 @@ impl Backend for Counting {
     type Tensor = Shape;
     type Weight = Vec<usize>;
     type Index = usize;
+    type Segments = Segments;
+    type Experts = Experts<Vec<usize>>;
+    type Routing = ();
+    type Rows = ();
 
     fn provenance(&self) -> serde_json::Value {
         serde_json::json!("counting")
     }
 
-    fn tensor(&self, rows: usize, width: usize) -> Result<Shape> {
+    fn tensor(&self, _: Precision, rows: usize, width: usize) -> Result<Shape> {
         Ok(Shape { rows, width })
+    }
+
+    fn mlp_work(&self, sizes: &MlpSizes) -> Result<MlpWork<Shape, ()>> {
+        let room = || self.tensor(Precision::Compute, sizes.rows_max, sizes.inner);
+        Ok(MlpWork {
+            rows: room()?,
+            gate: room()?,
+            up: room()?,
+            result: room()?,
+            routing: (),
+        })
+    }
+
+    fn rows(&self, _: usize, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn experts_of(&self, experts: Experts<Vec<usize>>) -> Result<Experts<Vec<usize>>> {
+        Ok(experts)
+    }
+
+    fn segments(&self, segments: Segments) -> Result<Segments> {
+        Ok(segments)
     }
 
     fn weight(&self, host: &HostWeight) -> Result<Vec<usize>> {
@@ -153,7 +181,7 @@ impl Backend for Counting {
         _: &Shape,
         rule: &ExpertsRule,
         experts: &Experts<Vec<usize>>,
-        _: &mut MlpWork<Shape>,
+        _: &mut MlpWork<Shape, ()>,
         out: &mut Shape,
     ) {
         // Whichever are chosen, all are of one shape.
@@ -169,7 +197,15 @@ impl Backend for Counting {
         out.set_shape(*rows, x.width);
     }
 
-    fn reduce_head(&self, _: &mut Shape, _: &LogitRule, _: &[i32], _: &mut HeadRows) {
+    fn slice(&self, x: &Shape, rows: Range<usize>, out: &mut Shape) {
+        out.set_shape(rows.len(), x.width);
+    }
+
+    fn take_rows(&self, (): (), _: &mut HeadRows) -> Result<()> {
+        Ok(())
+    }
+
+    fn reduce_head(&self, _: &mut Shape, _: &LogitRule, _: &[i32], (): &mut ()) {
         let mut work = self.work.lock().unwrap();
         let head = std::mem::take(&mut work.1);
         work.0.body -= head;

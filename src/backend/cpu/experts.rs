@@ -26,7 +26,7 @@ pub fn experts(
     logits: &Activations,
     rule: &ExpertsRule,
     experts: &Experts<CpuWeight>,
-    work: &mut MlpWork<Activations>,
+    work: &mut MlpWork<Activations, ()>,
     out: &mut Activations,
 ) {
     let count = experts.list.len();

@@ -10,13 +10,15 @@ mod norm;
 mod peak;
 mod reduce;
 
+use std::ops::Range;
+
 use anyhow::Result;
 use rayon::prelude::*;
 use serde_json::json;
 
 use super::{
     Activation, AttentionShape, Backend, Experts, ExpertsRule, HeadRows, HostWeight, Into, Linear,
-    LogitRule, MlpWork, Norm, RopeShape, Segments, Tensor,
+    LogitRule, MlpSizes, MlpWork, Norm, Precision, RopeShape, Segments, Tensor,
 };
 
 /// f32 numbers in host memory, (rows, width).
@@ -104,6 +106,10 @@ impl Backend for Cpu {
     type Tensor = Activations;
     type Weight = CpuWeight;
     type Index = Vec<u32>;
+    type Segments = Segments;
+    type Experts = Experts<CpuWeight>;
+    type Routing = ();
+    type Rows = HeadRows;
 
     fn provenance(&self) -> serde_json::Value {
         json!({
@@ -114,7 +120,8 @@ impl Backend for Cpu {
         })
     }
 
-    fn tensor(&self, rows_max: usize, width: usize) -> Result<Activations> {
+    /// All numbers are f32 here.
+    fn tensor(&self, _: Precision, rows_max: usize, width: usize) -> Result<Activations> {
         let elements = rows_max
             .checked_mul(width)
             .ok_or_else(|| anyhow::anyhow!("a buffer of {rows_max} x {width} is too large"))?;
@@ -130,6 +137,32 @@ impl Backend for Cpu {
             1 => CpuWeight::Vector(host.values()),
             _ => CpuWeight::Matrix(host.clone()),
         })
+    }
+
+    fn mlp_work(&self, sizes: &MlpSizes) -> Result<MlpWork<Activations, ()>> {
+        let experts = sizes.experts.as_ref();
+        let hidden = experts.map_or(0, |experts| experts.hidden);
+        let inner = sizes.inner.max(experts.map_or(0, |experts| experts.inner));
+        let room = |width| self.tensor(Precision::Compute, sizes.rows_max, width);
+        Ok(MlpWork {
+            rows: room(hidden)?,
+            gate: room(inner)?,
+            up: room(inner)?,
+            result: room(hidden)?,
+            routing: (),
+        })
+    }
+
+    fn rows(&self, rows_max: usize, k: usize) -> Result<HeadRows> {
+        Ok(HeadRows::with_capacity(rows_max, k))
+    }
+
+    fn experts_of(&self, experts: Experts<CpuWeight>) -> Result<Experts<CpuWeight>> {
+        Ok(experts)
+    }
+
+    fn segments(&self, segments: Segments) -> Result<Segments> {
+        Ok(segments)
     }
 
     fn index(&self, values: &[u32]) -> Result<Vec<u32>> {
@@ -263,7 +296,7 @@ impl Backend for Cpu {
         logits: &Activations,
         rule: &ExpertsRule,
         experts: &Experts<CpuWeight>,
-        work: &mut MlpWork<Activations>,
+        work: &mut MlpWork<Activations, ()>,
         out: &mut Activations,
     ) {
         experts::experts(x, logits, rule, experts, work, out);
@@ -278,6 +311,12 @@ impl Backend for Cpu {
         }
     }
 
+    fn slice(&self, x: &Activations, rows: Range<usize>, out: &mut Activations) {
+        out.set_shape(rows.len(), x.width);
+        let numbers = rows.start * x.width..rows.end * x.width;
+        out.data_mut().copy_from_slice(&x.data()[numbers]);
+    }
+
     fn reduce_head(
         &self,
         logits: &mut Activations,
@@ -286,6 +325,11 @@ impl Backend for Cpu {
         out: &mut HeadRows,
     ) {
         reduce::reduce_head(logits, rule, targets, out);
+    }
+
+    fn take_rows(&self, rows: HeadRows, out: &mut HeadRows) -> Result<()> {
+        out.append(rows);
+        Ok(())
     }
 }
 

@@ -177,7 +177,8 @@ DRIVER_FUNCTION cuModuleLoadData(void** handle, const void* data) {
 DRIVER_FUNCTION cuModuleUnload(void* handle) {
     return in_context([&](Device& device) {
         finish_all(device);
-        for (void* function : modules.take(handle)->functions) functions.take(function);
+        const std::shared_ptr<Module> module = modules.take(handle);
+        for (void* function : module->functions) functions.take(function);
         return SUCCESS;
     });
 }

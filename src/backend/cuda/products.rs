@@ -1,0 +1,239 @@
+//! Linear maps: by the algorithm stored for their shape. The first call of a shape decides it.
+//!
+//! An algorithm is tried on the product at hand, with the rows it has copied to all rows behind
+//! them: on every number of row tiles, a row at the start, in the middle and at the end must have
+//! the bits it has in a single tile.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+
+use super::arena::{Bytes, Room, Use};
+use super::driver::Stream;
+use super::gemm::{self, Choice, Product, Shape, rows_to_try};
+use super::kernels::OwnProduct;
+use super::libraries::Algorithm;
+use super::tensor::{DeviceTensor, Kind, TILE, View};
+use super::weights::DeviceWeight;
+use super::{Cuda, word_bytes};
+use crate::backend::{Backend, Into, Linear, Precision, Tensor};
+
+/// Most rows that a batch may have when the first product of a shape is asked for: what lies
+/// behind them is overwritten by the trial.
+const ROWS_TRIED_MAX: usize = 64;
+
+impl Cuda {
+    /// out = or += x · wᵀ + bias; the shapes are set.
+    pub(super) fn multiply(
+        &self,
+        stream: &Stream,
+        x: &DeviceTensor,
+        linear: &Linear<DeviceWeight>,
+        into: Into,
+        out: &DeviceTensor,
+    ) -> Result<()> {
+        let (weight, kind, outputs, inputs) = linear.weight.matrix();
+        let (x_view, out_view) = (x.view(), out.view());
+        ensure!(
+            x_view.kind == kind && x_view.width == inputs && out_view.width == outputs,
+            "linear: expected x of width {inputs} in {kind:?}, found {} in {:?}",
+            x_view.width,
+            x_view.kind
+        );
+        let bias_in = |kind| linear.bias.as_ref().map_or(0, |bias| bias.vector_in(kind));
+        let product = Product {
+            out: out_view,
+            x: x_view,
+            weight,
+            bias: bias_in(out_view.kind),
+            into,
+        };
+        let shape = Shape::of(&product);
+        let choice = match self.made.gemm.chosen(&shape) {
+            Some(choice) => choice,
+            None => self.decide(stream, &product, x.rows_max().min(out.rows_max()))?,
+        };
+        match choice {
+            Choice::Library(algorithm) => self.by_library(stream, &product, &algorithm),
+            Choice::Own => self.by_own(stream, &product, bias_in(Kind::F32)),
+        }
+    }
+
+    fn by_library(&self, stream: &Stream, product: &Product, with: &Algorithm) -> Result<()> {
+        let workspace = self.workspace.as_ref().map_or(0, Room::address);
+        self.made.gemm.multiply(stream, product, with, workspace)
+    }
+
+    /// `bias` in fp32, or 0.
+    fn by_own(&self, stream: &Stream, product: &Product, bias: u64) -> Result<()> {
+        let own = OwnProduct {
+            out: product.out,
+            x: product.x,
+            weight: product.weight,
+            bias,
+            into: product.into,
+        };
+        self.made.kernels.multiply(stream, &own)
+    }
+
+    /// Finds the algorithm of a shape, and keeps it.
+    fn decide(&self, stream: &Stream, product: &Product, rows_max: usize) -> Result<Choice> {
+        let shape = Shape::of(product);
+        let gemm = &self.made.gemm;
+        let trial = Trial {
+            cuda: self,
+            stream,
+            product,
+            rows_max,
+        };
+        let mut choice = Choice::Own;
+        let proposals = gemm.proposals(product, rows_max)?;
+        if !proposals.is_empty() {
+            choice = trial.first_that_keeps_bits(&proposals)?;
+        }
+        gemm.keep(shape, choice);
+        Ok(choice)
+    }
+}
+
+/// The trial of algorithms on a product.
+struct Trial<'a> {
+    cuda: &'a Cuda,
+    stream: &'a Stream,
+    product: &'a Product,
+    /// Rows that both buffers have room for, in whole tiles.
+    rows_max: usize,
+}
+
+impl Trial<'_> {
+    fn first_that_keeps_bits(&self, proposals: &[Algorithm]) -> Result<Choice> {
+        let rows = self.product.x.rows;
+        ensure!(
+            (1..=ROWS_TRIED_MAX).contains(&rows) && self.rows_max >= TILE,
+            "a product of a new shape: expected at most {ROWS_TRIED_MAX} rows to try it on, found {rows}"
+        );
+        let out = self.product.out;
+        let before = self.cuda.read(out.address, out.bytes())?;
+        self.repeat_rows()?;
+        let mut choice = Choice::Own;
+        for algorithm in proposals {
+            if self.keeps_bits(algorithm)? {
+                choice = Choice::Library(*algorithm);
+                break;
+            }
+        }
+        self.put_back(&before)?;
+        Ok(choice)
+    }
+
+    /// Copies the rows of x, over and over, to all rows behind them.
+    fn repeat_rows(&self) -> Result<()> {
+        let x = self.product.x;
+        let behind = x.at_row(x.rows, self.rows_max - x.rows);
+        let numbers: Vec<u32> = (x.rows..self.rows_max)
+            .map(|row| (row % x.rows) as u32)
+            .collect();
+        let index = self.cuda.sent(&word_bytes(&numbers), Use::Batch)?;
+        let (kernels, rows) = (&self.cuda.made.kernels, index.address());
+        kernels.gather(self.stream, behind, x, rows)
+    }
+
+    fn put_back(&self, bytes: &[u8]) -> Result<()> {
+        let fill = |piece: &mut [u8], from: usize| {
+            piece.copy_from_slice(&bytes[from..from + piece.len()]);
+        };
+        let (staging, to) = (&self.cuda.made.staging, self.product.out.address);
+        staging.upload(self.stream, to, [bytes.len(), 1], fill)
+    }
+
+    fn keeps_bits(&self, algorithm: &Algorithm) -> Result<bool> {
+        let mut expected: Option<Vec<u8>> = None;
+        for tiled in rows_to_try(self.rows_max) {
+            let all = self.product.on_rows(tiled);
+            let (at, bytes) = (all.out.address, all.out.bytes());
+            // SAFETY: the buffer has room for `rows_max` rows.
+            unsafe { self.stream.clear(at, bytes)? };
+            self.cuda.by_library(self.stream, &all, algorithm)?;
+            for first in self.places(tiled) {
+                let found = self.rows_at(&all.out, first)?;
+                match &expected {
+                    None => expected = Some(found),
+                    Some(expected) if *expected != found => return Ok(false),
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Rows where a copy starts: the first, one in the middle, and the last whole one.
+    fn places(&self, tiled: usize) -> [usize; 3] {
+        let rows = self.product.x.rows;
+        let copies = tiled / rows;
+        [0, copies / 2 * rows, (copies - 1) * rows]
+    }
+
+    fn rows_at(&self, out: &View, first: usize) -> Result<Vec<u8>> {
+        let rows = out.at_row(first, self.product.x.rows);
+        self.cuda.read(rows.address, rows.bytes())
+    }
+}
+
+/// FLOP/s of square products, a few in a row.
+pub(super) fn peak_flops(cuda: &Cuda) -> Result<f64> {
+    // Small first: a device that takes long for that is measured with it.
+    let mut best = 0.0;
+    for (size, times) in [(512, 1), (2048, 32)] {
+        let (rate, seconds) = square(cuda, size, times)?;
+        best = f64::max(best, rate);
+        if seconds > 0.05 {
+            break;
+        }
+    }
+    Ok(best)
+}
+
+/// FLOP/s and seconds of `times` products of square matrices.
+fn square(cuda: &Cuda, size: usize, times: usize) -> Result<(f64, f64)> {
+    let bytes = Bytes {
+        buffers: 3 * size * size * 4 + gemm::WORKSPACE_BYTES + (1 << 20),
+        ..Bytes::default()
+    };
+    let cuda = cuda.with_memory(bytes)?;
+    let stream = &cuda.made.stream;
+    let tensor = || cuda.tensor(Precision::Compute, size, size);
+    let (mut x, weight, mut out) = (tensor()?, tensor()?, tensor()?);
+    let on_rows = |x: &mut DeviceTensor, out: &mut DeviceTensor, rows| {
+        x.set_shape(rows, size);
+        out.set_shape(rows, size);
+        Product {
+            out: out.view(),
+            x: x.view(),
+            weight: weight.view().address,
+            bias: 0,
+            into: Into::Replace,
+        }
+    };
+    for tensor in [&x, &weight] {
+        // SAFETY: the tensor's own bytes.
+        unsafe { stream.clear(tensor.view().address, tensor.view().bytes())? };
+    }
+    let few = on_rows(&mut x, &mut out, 8);
+    let choice = cuda.decide(stream, &few, size)?;
+    cuda.made.gemm.forget(&Shape::of(&few));
+    let all = on_rows(&mut x, &mut out, size);
+    let run = || match choice {
+        Choice::Library(algorithm) => cuda.by_library(stream, &all, &algorithm),
+        Choice::Own => cuda.by_own(stream, &all, 0),
+    };
+    run()?;
+    stream.wait()?;
+    let started = Instant::now();
+    (0..times).try_for_each(|_| run())?;
+    stream.wait()?;
+    let seconds = started.elapsed().as_secs_f64();
+    Ok((
+        times as f64 * 2.0 * (size as f64).powi(3) / seconds,
+        seconds,
+    ))
+}
