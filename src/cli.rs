@@ -221,13 +221,19 @@ pub struct ScoreArgs {
     #[arg(short, long, value_name = "K")]
     pub k: Option<usize>,
 
-    /// auto or cpu [default: auto].
+    /// auto, cpu, all, or CUDA devices by number: cuda:0,cuda:1 [default: auto, the first CUDA
+    /// device or else the CPU].
     #[arg(long)]
     pub device: Option<String>,
 
-    /// Compute dtype: auto or f32 [default: auto, f32 on the CPU].
+    /// Compute dtype: auto, f32 or bf16 [default: auto, f32 on the CPU and bf16 on CUDA].
     #[arg(long)]
     pub dtype: Option<String>,
+
+    /// Where NVRTC and cuBLASLt lie: a folder of libraries, a CUDA toolkit or a Python environment
+    /// [default: searched for].
+    #[arg(long, value_name = "DIR")]
+    pub cuda_libs: Option<PathBuf>,
 
     /// Most tokens one packed batch may hold [default: chosen from the machine].
     #[arg(long, value_name = "N")]

@@ -1,6 +1,8 @@
 //! Joins what was typed with the TOML file and resolves it once. Below this module nothing knows
 //! that flags exist.
 
+mod device;
+
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -18,6 +20,8 @@ use crate::corpus::{
 use crate::gpu::{self, Gpu};
 use crate::model::Unknown;
 use crate::products::{Dtype, Product, ProductPlan};
+
+pub use self::device::{BF16_NEEDS_CUDA, ComputeDtype, DeviceChoice};
 
 /// Tokens of a corpus shard when nothing else is said. A shard is what a lost machine costs: this
 /// is seconds on a GPU and minutes on a CPU for a small teacher, and a billion tokens are 3,815.
@@ -137,6 +141,10 @@ pub struct ScoreSettings {
     pub teacher: PathBuf,
     pub corpus: PathBuf,
     pub out: PathBuf,
+    pub device: DeviceChoice,
+    /// `None`: f32 on the CPU, bf16 on CUDA.
+    pub dtype: Option<ComputeDtype>,
+    pub cuda_libs: Option<PathBuf>,
     pub products: ProductPlan,
     /// `None`: chosen from the machine.
     pub token_budget: Option<usize>,
@@ -324,11 +332,7 @@ impl PrepareSettings {
 
 impl ScoreSettings {
     pub fn resolve(args: ScoreArgs) -> Result<ScoreSettings> {
-        one_of(args.device.as_deref(), "device", &["auto", "cpu"])?;
-        if args.dtype.as_deref() == Some("bf16") {
-            bail!("dtype: bf16 compute needs a CUDA device; on the CPU use auto or f32");
-        }
-        one_of(args.dtype.as_deref(), "dtype", &["auto", "f32"])?;
+        let (device, dtype) = device::resolve(args.device.as_deref(), args.dtype.as_deref())?;
         let logp_dtype = match args.logp_dtype.as_deref() {
             None | Some("f16") => Dtype::F16,
             Some("f32") => Dtype::F32,
@@ -338,6 +342,9 @@ impl ScoreSettings {
             teacher: needed(args.teacher, "teacher", "a checkpoint folder")?,
             corpus: needed(args.corpus, "corpus", "the folder that prepare made")?,
             out: needed(args.out, "out", "the folder of the scored set")?,
+            device,
+            dtype,
+            cuda_libs: args.cuda_libs,
             products: ProductPlan {
                 k: at_least_one(args.k, "k")?.unwrap_or(32),
                 logp_dtype,
@@ -484,6 +491,7 @@ impl Rebase for ScoreArgs {
             &mut self.teacher,
             &mut self.corpus,
             &mut self.out,
+            &mut self.cuda_libs,
             &mut self.events,
             &mut self.metrics,
         ];

@@ -59,6 +59,9 @@ pub struct RunShape<'a> {
 /// Row offsets, order, and where batches end, while a shard is packed and committed.
 const SEQUENCE_BYTES: u64 = 48;
 
+/// Pinned memory between the host and one device.
+const DEVICE_STAGING: usize = 32 << 20;
+
 const F32: usize = size_of::<f32>();
 
 impl RunShape<'_> {
@@ -71,6 +74,19 @@ impl RunShape<'_> {
             logits: (limits.head_chunk * head_row * F32) as u64,
             rows: self.rows_max * self.row_bytes() + self.sequences_max * SEQUENCE_BYTES,
             scratch: self.scratch,
+        }
+    }
+
+    /// Host memory where `devices` other devices compute: batches, their rows, and what travels.
+    pub fn host_memory(&self, limits: &Limits, devices: u64) -> MemoryPlan {
+        // One wave computes, one is put in its place, and their rows lie in pinned memory.
+        let each = 4 * limits.tokens * self.host_bytes(limits.wave) + DEVICE_STAGING;
+        MemoryPlan {
+            activations: 0,
+            logits: 0,
+            rows: self.memory(limits).rows * devices,
+            scratch: each as u64 * devices,
+            ..self.memory(limits)
         }
     }
 
@@ -103,13 +119,24 @@ impl RunShape<'_> {
     fn token_bytes(&self, wave: usize) -> usize {
         let d = self.description;
         let activations = (wave + 2) * d.hidden + d.widths().numbers_per_token();
-        // The batch itself and the rows that come back, whose number the tokens bound.
-        let host = wave * (64 + self.products.k * 8);
-        activations * F32 + host
+        activations * F32 + self.host_bytes(wave)
+    }
+
+    /// Of those, the batch itself and the rows that come back, whose number the tokens bound.
+    fn host_bytes(&self, wave: usize) -> usize {
+        wave * (64 + self.products.k * 8)
     }
 
     fn row_bytes(&self) -> u64 {
         self.products.bytes_per_row() as u64 + 1
+    }
+
+    /// Numbers of the rope tables that a batch may have of its own.
+    pub fn batch_table_numbers(&self, limits: &Limits) -> usize {
+        let ropes = self.description.ropes.iter();
+        let own = ropes
+            .map(|r| (r.table_rows_max(limits) - limits.sequence) * r.inverse_frequencies.len());
+        own.sum::<usize>() * 2
     }
 
     fn table_bytes(&self, limits: &Limits) -> u64 {

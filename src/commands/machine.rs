@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use etcetera::BaseStrategy;
 use serde_json::{Value, json};
 
+use crate::backend::cuda::KernelCache;
 use crate::model::{FileHashes, HashCache};
 use crate::store::{FileParts, LocalDisk, Store};
 
@@ -87,6 +88,37 @@ impl UserCache {
         UserCache {
             folder: folder.map(|dirs| dirs.cache_dir().join("kdscore").join("weights")),
         }
+    }
+}
+
+/// Compiled kernels in the user's cache folder. Losing them costs only time, so a failure to write
+/// is passed over.
+#[derive(Debug)]
+pub struct KernelFolder {
+    folder: Option<PathBuf>,
+}
+
+impl KernelFolder {
+    pub fn open() -> KernelFolder {
+        let folder = etcetera::choose_base_strategy().ok();
+        KernelFolder {
+            folder: folder.map(|dirs| dirs.cache_dir().join("kdscore").join("kernels")),
+        }
+    }
+}
+
+impl KernelCache for KernelFolder {
+    fn get(&self, key: &str) -> Option<Vec<u8>> {
+        fs::read(self.folder.as_ref()?.join(key)).ok()
+    }
+
+    fn put(&self, key: &str, image: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        let file = FileParts {
+            name: key,
+            parts: &[image],
+        };
+        let _ = LocalDisk::new(folder).put(&[file]);
     }
 }
 

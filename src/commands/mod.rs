@@ -1,5 +1,6 @@
 //! One file per command. A command does its work and hands back an [`Outcome`]; `main` prints it.
 
+mod devices;
 mod machine;
 mod pilot;
 mod plan;

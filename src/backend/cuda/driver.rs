@@ -51,15 +51,18 @@ impl<T> Named<T> for std::result::Result<T, DriverError> {
     }
 }
 
+pub fn is_there() -> bool {
+    // SAFETY: it opens a library and closes it again.
+    unsafe { sys::is_culib_present() }
+}
+
 /// The driver's version.
 ///
 /// # Errors
 /// No driver, or one that is too old or finds no device.
 pub fn start() -> Result<Version> {
-    // SAFETY: it opens a library and closes it again.
-    let is_there = unsafe { sys::is_culib_present() };
     anyhow::ensure!(
-        is_there,
+        is_there(),
         "expected NVIDIA's driver (libcuda.so.1), found none; install the driver of the GPU, or mount it into the container"
     );
     let mut number = 0;

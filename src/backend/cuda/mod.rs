@@ -74,6 +74,11 @@ pub struct Driver {
 }
 
 impl Driver {
+    /// Whether NVIDIA's driver is installed.
+    pub fn is_there() -> bool {
+        driver::is_there()
+    }
+
     /// # Errors
     /// No driver, or none that is served: what to install.
     pub fn start(cuda_libs: Option<PathBuf>) -> Result<Driver> {

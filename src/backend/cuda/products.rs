@@ -181,22 +181,25 @@ impl Trial<'_> {
 
 /// FLOP/s of square products, a few in a row.
 pub(super) fn peak_flops(cuda: &Cuda) -> Result<f64> {
-    // Small first: a device that takes long for that is measured with it.
-    let mut best = 0.0;
-    for (size, times) in [(512, 1), (2048, 32)] {
-        let (rate, seconds) = square(cuda, size, times)?;
+    // Small first: a device that takes long for that, or has no room for more, is measured with it.
+    let (mut best, seconds) = square(cuda, 512, 1)?;
+    let (free, _) = cuda.memory()?;
+    if seconds < 0.05 && square_bytes(2048) < free / 2 {
+        let (rate, _) = square(cuda, 2048, 32)?;
         best = f64::max(best, rate);
-        if seconds > 0.05 {
-            break;
-        }
     }
     Ok(best)
+}
+
+/// What three square matrices take, and the library.
+fn square_bytes(size: usize) -> usize {
+    3 * size * size * Kind::F32.size() + gemm::WORKSPACE_BYTES + (1 << 20)
 }
 
 /// FLOP/s and seconds of `times` products of square matrices.
 fn square(cuda: &Cuda, size: usize, times: usize) -> Result<(f64, f64)> {
     let bytes = Bytes {
-        buffers: 3 * size * size * 4 + gemm::WORKSPACE_BYTES + (1 << 20),
+        buffers: square_bytes(size),
         ..Bytes::default()
     };
     let cuda = cuda.with_memory(bytes)?;

@@ -19,11 +19,13 @@ use self::choose::{Candidate, choose};
 use self::corpus::{CorpusSigns, shift_test};
 use self::findings::{Extent, Findings, Inputs};
 use self::measure::{Recorder, WIDE_K};
+use super::devices::{self, Devices};
 use super::score::check_arrays;
 use super::score::forecast::PILOT_LOG;
 use super::score::pass::{Run, Tally};
 use super::score::setup::Setup;
 use super::{Interrupt, Outcome, Status, write_page};
+use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::observed::Observed;
 use crate::config::PilotSettings;
@@ -41,49 +43,75 @@ const SWEEP_SHARE: f64 = 0.1;
 /// # Errors
 /// As for `score`; a set without an open shard.
 pub fn pilot(settings: &PilotSettings, interrupt: &Interrupt) -> Result<Outcome> {
-    let mut setup = Setup::new(&settings.score)?;
-    let slice = setup.memory.logits;
+    let devices = Devices::open(&settings.score)?;
+    let mut setup = Setup::new(&settings.score, &devices)?;
     // The second reduction has a slice of its own.
-    setup.memory.logits += slice;
+    setup.plan_second_slice();
+    match &devices {
+        Devices::Cpu => pilot_on(Cpu, &Cpu::peak_flops, settings, &setup, interrupt),
+        Devices::Cuda(devices) => {
+            if devices.len() > 1 {
+                progress::note("note: a pilot measures on the first device alone");
+            }
+            let (mut devices, peak) = devices::with_memory(&devices[..1], setup.device_memory)?;
+            pilot_on(devices.remove(0), &|| peak, settings, &setup, interrupt)
+        }
+    }
+}
+
+/// The pilot on one device. `peak_flops` is asked before and after.
+fn pilot_on<B: Backend>(
+    backend: B,
+    peak_flops: &dyn Fn() -> f64,
+    settings: &PilotSettings,
+    setup: &Setup,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
     let store = Arc::new(TimedStore::new(Arc::new(LocalDisk::new(
         &settings.score.out,
     ))));
     let set = ScoredSet::open_or_create_in(store.clone(), &setup.job)?;
     check_arrays(&set)?;
-    let shards = chosen(settings, &setup, &set)?;
+    let shards = chosen(settings, setup, &set)?;
     let wide_k = WIDE_K.min(setup.vocab.scored);
-    let observed = Observed::new(Cpu, Some(wide_k));
-    let first_peak = Cpu::peak_flops();
+    let observed = [Observed::new(backend, Some(wide_k))];
+    let first_peak = peak_flops();
     let run = Run {
         settings: &settings.score,
-        setup: &setup,
+        setup,
         set: &set,
-        backend: &observed,
+        backends: &observed,
         peak_flops: first_peak,
         interrupt,
     };
-    let mut recorder = Recorder::new(&setup, &observed, &store, wide_k);
-    let tally = run.score(&shards, &mut recorder)?;
+    let mut recorder = Recorder::new(setup, &observed[0], &store, wide_k);
+    let tally = run.score(run.decoders()?, &shards, &mut recorder)?;
     let measured = recorder.measured;
     if tally.interrupted || measured.shards.is_empty() {
         return Ok(unfinished(&tally));
     }
     let tokenizer = setup_tokenizer(settings)?;
-    let corpus = CorpusSigns::of(&setup, tokenizer.as_ref().map(TokenDecoder::tokenizer))?;
-    let signs = signs(&setup, &set, &shards, &measured, &corpus)?;
+    let corpus = CorpusSigns::of(setup, tokenizer.as_ref().map(TokenDecoder::tokenizer))?;
+    let signs = signs(setup, &set, &shards, &measured, &corpus)?;
     let rate = tally.tokens as f64 / tally.seconds;
     let middle = &shards[shards.len() / 2];
     let seconds = settings.sweep_seconds;
     let seconds = seconds.unwrap_or((SWEEP_SHARE * tally.seconds).max(SWEEP_SECONDS));
-    let sweep = sweep::sweep(&Cpu, &setup, &settings.score, middle, [seconds, rate])?;
+    let sweep = sweep::sweep(
+        observed[0].inner(),
+        setup,
+        &settings.score,
+        middle,
+        [seconds, rate],
+    )?;
     let provenance = run.provenance();
     let findings = Findings::new(Inputs {
         settings,
-        setup: &setup,
+        setup,
         measured: &measured,
-        extent: extent(&setup, &set)?,
+        extent: extent(setup, &set)?,
         wall_seconds: tally.seconds,
-        peaks: [first_peak, Cpu::peak_flops()],
+        peaks: [first_peak, peak_flops()],
         sweep,
         lengths: corpus.lengths,
         alarms: alarms(&signs),

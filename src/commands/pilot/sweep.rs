@@ -41,7 +41,11 @@ pub fn sweep<B: Backend>(
     let free = machine::memory_available().unwrap_or(0) as f64 * MEMORY_SHARE;
     let token_bytes = setup.memory.activations as f64 / setup.limits.tokens as f64;
     let held: usize = (0..shard.sequences()).map(|s| computed(&shard, s)).sum();
-    let most = held.min((free / token_bytes) as usize);
+    let most = held.min(match setup.device_memory {
+        // No more than was planned for.
+        Some(_) => setup.limits.tokens,
+        None => (free / token_bytes) as usize,
+    });
     let (tried, sample_tokens) = ladder(seconds * tokens_per_second, most, held);
     let sequences = sample(&shard, sample_tokens);
     let mut points: Vec<SweepPoint> = Vec::new();

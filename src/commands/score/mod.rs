@@ -11,18 +11,21 @@ use serde_json::json;
 use self::forecast::Forecast;
 use self::pass::{NoWatcher, Run, Tally};
 use self::setup::Setup;
+use super::devices::{self, Devices};
 use super::{Interrupt, Outcome, Status, text};
+use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::config::ScoreSettings;
 use crate::progress;
-use crate::store::{Manifest, ScoredSet, Sums};
+use crate::store::{Manifest, PlannedShard, ScoredSet, Sums};
 
 /// Scores what is not committed yet.
 ///
 /// # Errors
 /// What [`Setup::new`] refuses, another identity, or a shard that can't be scored.
 pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome> {
-    let setup = Setup::new(settings)?;
+    let devices = Devices::open(settings)?;
+    let setup = Setup::new(settings, &devices)?;
     let set = ScoredSet::open_or_create(&settings.out, &setup.job)?;
     let open = set.open_shards()?;
     if setup.demands.iter().all(|demand| demand.rows == 0) {
@@ -39,17 +42,35 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
         let remark = "all shards were committed before; nothing to do";
         return report.outcome(&Tally::default(), remark);
     }
+    let tally = match devices {
+        Devices::Cpu => pass(&mut report, &[Cpu], Cpu::peak_flops(), &open, interrupt)?,
+        Devices::Cuda(devices) => {
+            let (devices, peak) = devices::with_memory(&devices, setup.device_memory)?;
+            pass(&mut report, &devices, peak, &open, interrupt)?
+        }
+    };
+    report.outcome(&tally, "")
+}
+
+/// Scores the open shards on these devices.
+fn pass<B: Backend>(
+    report: &mut Report,
+    backends: &[B],
+    peak_flops: f64,
+    open: &[PlannedShard],
+    interrupt: &Interrupt,
+) -> Result<Tally> {
     let run = Run {
-        settings,
-        setup: &setup,
-        set: &set,
-        backend: &Cpu,
-        peak_flops: Cpu::peak_flops(),
+        settings: report.settings,
+        setup: report.setup,
+        set: report.set,
+        backends,
+        peak_flops,
         interrupt,
     };
+    let decoders = run.decoders()?;
     report.forecast = Some(Forecast::new(&run)?);
-    let tally = run.score(&open, &mut NoWatcher)?;
-    report.outcome(&tally, "")
+    run.score(decoders, open, &mut NoWatcher)
 }
 
 /// Every array that a manifest names must be there.

@@ -1,6 +1,9 @@
 //! The pass over open shards: score one, commit it, go on.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -10,12 +13,11 @@ use super::setup::{Setup, shard_index};
 use super::told::Told;
 use crate::backend::Backend;
 use crate::batch::PackedBatch;
-use crate::commands::{Interrupt, machine, text};
+use crate::commands::{Interrupt, machine};
 use crate::config::ScoreSettings;
 use crate::corpus::CorpusShard;
-use crate::cost::MemoryPlan;
 use crate::cost::bill::mfu;
-use crate::model::{Decoder, Demand, Limits, Vocabulary};
+use crate::model::{Decoder, Demand, Vocabulary};
 use crate::progress::{self, Progress};
 use crate::score::{Proceed, ScoredShard, ShardJob, ShardSeconds, WaveDone, score_shard};
 use crate::store::{Committed, CorpusReader, PlannedShard, ScoredSet};
@@ -72,18 +74,36 @@ enum Step {
     Interrupted,
 }
 
-/// What a pass computes with, and what it has done.
-struct Pass<'a, B: Backend> {
-    decoder: Decoder<'a, B>,
-    provenance: Value,
+/// What the workers of a pass share: what is left to do, what was done, and who is told.
+struct Pass<'a, W: ?Sized> {
+    queue: Mutex<Queue<'a>>,
+    tally: Mutex<Tally>,
+    watcher: Mutex<&'a mut W>,
     progress: Progress,
     started: Instant,
-    tally: Tally,
+    /// A worker failed: the others end with the shard they have.
+    failed: AtomicBool,
+}
+
+impl<'a, W: ?Sized> Pass<'a, W> {
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect("no thread panics with it")
+    }
+
+    fn watcher(&self) -> MutexGuard<'_, &'a mut W> {
+        self.watcher.lock().expect("no thread panics with it")
+    }
+}
+
+/// One device's part in a pass.
+struct Worker<'a, B: Backend> {
+    decoder: Decoder<'a, B>,
+    provenance: Value,
     /// The corpus shard whose hashes were found right last.
     corpus_checked: Option<usize>,
 }
 
-impl<B: Backend> Pass<'_, B> {
+impl<B: Backend> Worker<'_, B> {
     /// A corpus shard is compared with the hashes of corpus.json once, before its first row is
     /// scored: targets of a damaged corpus would be committed as they are.
     fn check_corpus(&mut self, corpus: &CorpusReader, index: usize) -> Result<()> {
@@ -106,59 +126,125 @@ pub struct Run<'a, B: Backend> {
     pub settings: &'a ScoreSettings,
     pub setup: &'a Setup,
     pub set: &'a ScoredSet,
-    pub backend: &'a B,
-    /// FLOP/s of the device at best.
+    /// One worker each; at least one.
+    pub backends: &'a [B],
+    /// FLOP/s of all devices at best.
     pub peak_flops: f64,
     pub interrupt: &'a Interrupt,
 }
 
-impl<B: Backend> Run<'_, B> {
-    /// Scores `shards`, those that other workers commit meanwhile left out.
+impl<'a, B: Backend> Run<'a, B> {
+    /// A decoder on every device, its weights loaded and its memory taken.
     ///
     /// # Errors
-    /// As for scoring and committing one.
-    pub fn score(&self, shards: &[PlannedShard], watcher: &mut dyn Watcher) -> Result<Tally> {
-        let provenance = self.provenance();
-        self.check_same_device(&provenance)?;
-        progress::note(&memory_text(&self.setup.memory, &self.setup.limits));
+    /// Too little memory, or a device that doesn't compute what it should.
+    pub fn decoders(&self) -> Result<Vec<Decoder<'a, B>>> {
+        progress::note(&self.setup.memory_text());
         let vocabulary = Vocabulary {
             scored: self.setup.vocab.scored,
             tokenizer: self.setup.vocab.tokenizer,
         };
         let teacher = &self.setup.teacher.teacher;
-        let mut pass = Pass {
-            decoder: Decoder::new(self.backend, teacher, self.setup.limits, vocabulary)?,
-            provenance,
-            progress: self.progress(shards),
-            started: Instant::now(),
-            tally: Tally::default(),
-            corpus_checked: None,
-        };
+        let decoders = self.backends.iter().map(|backend| {
+            let mut decoder = Decoder::new(backend, teacher, self.setup.limits, vocabulary)?;
+            decoder.rehearse(teacher)?;
+            Ok(decoder)
+        });
+        decoders.collect()
+    }
+
+    /// Scores `shards`, those that other workers commit meanwhile left out.
+    ///
+    /// # Errors
+    /// As for scoring and committing one.
+    pub fn score(
+        &self,
+        decoders: Vec<Decoder<'a, B>>,
+        shards: &[PlannedShard],
+        watcher: &mut (dyn Watcher + Send),
+    ) -> Result<Tally> {
+        self.check_same_device(&self.provenance())?;
         let flops_of = |done: &WaveDone| self.flops_of(done.batches);
         let sizes = [self.peak_flops, shards.len() as f64];
         let mut told = Told::new(&self.settings.listeners, watcher, &flops_of, sizes);
-        let mut queue = Queue::new(shards);
-        while let Some(planned) = queue.next() {
-            match self.score_one(&mut pass, planned, &mut told)? {
+        let pass = Pass {
+            queue: Mutex::new(Queue::new(shards)),
+            tally: Mutex::default(),
+            watcher: Mutex::new(&mut told),
+            progress: self.progress(shards),
+            started: Instant::now(),
+            failed: AtomicBool::new(false),
+        };
+        self.work_all(&pass, decoders)?;
+        let Pass {
+            tally,
+            progress,
+            started,
+            ..
+        } = pass;
+        told.finish();
+        progress.finish();
+        let mut tally = tally.into_inner().expect("no thread panics with it");
+        tally.seconds = started.elapsed().as_secs_f64();
+        Ok(tally)
+    }
+
+    /// One thread a device; a single one works here.
+    fn work_all(&self, pass: &Pass<Told>, decoders: Vec<Decoder<'a, B>>) -> Result<()> {
+        let workers = decoders.into_iter().zip(self.backends);
+        let mut workers: Vec<Worker<B>> = workers
+            .map(|(decoder, backend)| Worker {
+                decoder,
+                provenance: self.provenance_of(backend),
+                corpus_checked: None,
+            })
+            .collect();
+        if let [worker] = &mut workers[..] {
+            return self.work(pass, worker);
+        }
+        thread::scope(|scope| {
+            let threads = workers.iter_mut().map(|worker| {
+                scope.spawn(|| {
+                    let done = self.work(pass, worker);
+                    pass.failed.fetch_or(done.is_err(), Ordering::Relaxed);
+                    done
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            let ends = threads.into_iter().map(|thread| thread.join());
+            let ends: Vec<Result<()>> = ends
+                .map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect();
+            ends.into_iter().collect()
+        })
+    }
+
+    /// One shard after another, until none is left.
+    fn work(&self, pass: &Pass<Told>, worker: &mut Worker<B>) -> Result<()> {
+        let queue = || pass.queue.lock().expect("no thread panics with it");
+        loop {
+            let Some(planned) = queue().next() else {
+                return Ok(());
+            };
+            match self.score_one(pass, worker, planned)? {
                 Step::Committed | Step::Skipped => {}
-                Step::LostRace => queue.scatter(),
+                Step::LostRace => queue().scatter(),
                 Step::Interrupted => {
-                    pass.tally.interrupted = true;
-                    break;
+                    pass.tally().interrupted = true;
+                    return Ok(());
                 }
             }
+            if pass.failed.load(Ordering::Relaxed) {
+                return Ok(());
+            }
         }
-        told.finish();
-        pass.progress.finish();
-        pass.tally.seconds = pass.started.elapsed().as_secs_f64();
-        Ok(pass.tally)
     }
 
     fn score_one(
         &self,
-        pass: &mut Pass<B>,
+        pass: &Pass<Told>,
+        worker: &mut Worker<B>,
         planned: &PlannedShard,
-        watcher: &mut dyn Watcher,
     ) -> Result<Step> {
         if self.interrupt.is_raised() {
             return Ok(Step::Interrupted);
@@ -166,15 +252,15 @@ impl<B: Backend> Run<'_, B> {
         if self.set.manifest(planned)?.is_some() {
             return Ok(Step::Skipped); // another worker was here
         }
-        watcher.start(planned);
+        pass.watcher().start(planned);
         let started = Instant::now();
         let corpus = &self.setup.corpus;
         let index = shard_index(corpus, planned)?;
-        pass.check_corpus(corpus, index)?;
+        worker.check_corpus(corpus, index)?;
         let files = corpus.shard(index)?;
         let read_seconds = started.elapsed().as_secs_f64();
         let scored = self
-            .compute(pass, planned, files.view()?, watcher)
+            .compute(pass, worker, planned, files.view()?)
             .with_context(|| planned.id.clone())?;
         let Some(scored) = scored else {
             return Ok(Step::Interrupted);
@@ -190,18 +276,21 @@ impl<B: Backend> Run<'_, B> {
             commit_seconds: 0.0,
             total_seconds: 0.0,
         };
-        pass.tally.shards += 1;
-        pass.tally.rows += done.rows as u64;
-        pass.tally.padded_mass += done.padded_mass;
+        {
+            let mut tally = pass.tally();
+            tally.shards += 1;
+            tally.rows += done.rows as u64;
+            tally.padded_mass += done.padded_mass;
+        }
         let scored_at = Instant::now();
         self.setup.check_teacher(self.settings)?;
         let committed = self
             .set
-            .commit(planned, &files, scored.arrays, &pass.provenance)?;
+            .commit(planned, &files, scored.arrays, &worker.provenance)?;
         self.set.log(&machine::worker_name(), &line)?;
         done.commit_seconds = scored_at.elapsed().as_secs_f64();
         done.total_seconds = started.elapsed().as_secs_f64();
-        watcher.shard(&done);
+        pass.watcher().shard(&done);
         Ok(match committed {
             Committed::Written => Step::Committed,
             Committed::AlreadyThere => Step::LostRace,
@@ -211,10 +300,10 @@ impl<B: Backend> Run<'_, B> {
     /// The rows of one shard; `None` when interrupted.
     fn compute(
         &self,
-        pass: &mut Pass<B>,
+        pass: &Pass<Told>,
+        worker: &mut Worker<B>,
         planned: &PlannedShard,
         shard: CorpusShard,
-        watcher: &mut dyn Watcher,
     ) -> Result<Option<ScoredShard>> {
         let job = ShardJob {
             shard,
@@ -223,25 +312,22 @@ impl<B: Backend> Run<'_, B> {
             wave: self.setup.limits.wave,
             products: &self.settings.products,
         };
-        let Pass {
-            decoder,
-            progress,
-            started,
-            tally,
-            ..
-        } = pass;
         let mut watch = |done: &WaveDone| {
-            tally.tokens += done.tokens as u64;
-            tally.flops += self.flops_of(done.batches);
-            let detail = self.rates(tally, started.elapsed().as_secs_f64());
-            progress.add(done.rows as u64, &detail);
-            watcher.wave(planned, done);
+            let so_far = {
+                let mut tally = pass.tally();
+                tally.tokens += done.tokens as u64;
+                tally.flops += self.flops_of(done.batches);
+                *tally
+            };
+            let detail = self.rates(&so_far, pass.started.elapsed().as_secs_f64());
+            pass.progress.add(done.rows as u64, &detail);
+            pass.watcher().wave(planned, done);
             match self.interrupt.is_raised() {
                 true => Proceed::Stop,
                 false => Proceed::Go,
             }
         };
-        score_shard(decoder, &job, &mut watch)
+        score_shard(&mut worker.decoder, &job, &mut watch)
     }
 
     fn flops_of(&self, batches: &[PackedBatch]) -> f64 {
@@ -273,9 +359,14 @@ impl<B: Backend> Run<'_, B> {
         self.settings.token_budget.unwrap_or(limits.tokens)
     }
 
+    /// Of the first device.
     pub fn provenance(&self) -> Value {
+        self.provenance_of(&self.backends[0])
+    }
+
+    fn provenance_of(&self, backend: &B) -> Value {
         json!({
-            "device": self.backend.provenance(),
+            "device": backend.provenance(),
             "kdscore": machine::build(),
             "token_budget": self.token_budget(),
             "head_chunk": self.setup.limits.head_chunk,
@@ -328,19 +419,6 @@ impl<B: Backend> Run<'_, B> {
 
 fn scored_rows(scored: &ScoredShard) -> usize {
     scored.arrays.first().map_or(0, |array| array.shape[0])
-}
-
-fn memory_text(memory: &MemoryPlan, limits: &Limits) -> String {
-    format!(
-        "memory: weights {} (mapped), activations {} for {} tokens, logits slice {} for {} rows, rows {}, scratch {}",
-        text::bytes(memory.weights),
-        text::bytes(memory.activations),
-        text::count(limits.tokens as u64),
-        text::bytes(memory.logits),
-        text::count(limits.head_chunk as u64),
-        text::bytes(memory.rows),
-        text::bytes(memory.scratch),
-    )
 }
 
 /// The open shards in order; once another worker is met, from a place of this process's own, so

@@ -8,7 +8,9 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::backend::cpu::Cpu;
+use crate::backend::cuda::Bytes;
 use crate::canonical;
+use crate::commands::devices::{self, Devices};
 use crate::commands::teacher::{OpenTeacher, open_teacher};
 use crate::commands::{machine, text};
 use crate::config::ScoreSettings;
@@ -36,13 +38,15 @@ pub struct Setup {
     pub demands: Vec<Demand>,
     pub limits: Limits,
     pub memory: MemoryPlan,
+    /// Of each CUDA device; `None` on the CPU.
+    pub device_memory: Option<Bytes>,
 }
 
 impl Setup {
     /// # Errors
     /// Anything that makes the numbers doubtful, before anything is scored: a broken teacher, ids
     /// it doesn't have, sequences longer than its context, another tokenizer.
-    pub fn new(settings: &ScoreSettings) -> Result<Setup> {
+    pub fn new(settings: &ScoreSettings, devices: &Devices) -> Result<Setup> {
         let teacher = open_teacher(&settings.teacher, settings.unknown)?;
         let corpus = CorpusReader::open(&settings.corpus)?;
         let vocab = Vocab::new(settings, &teacher, &corpus)?;
@@ -53,9 +57,10 @@ impl Setup {
         check_ids(&corpus, &vocab)?;
         let demands = demands(teacher.description(), &corpus, &plan)?;
         let most = Most::of(&plan, &demands, longest);
-        let (limits, memory) = plan_memory(settings, &teacher, &vocab, most)?;
+        let (limits, memory, device_memory) =
+            plan_memory(settings, &teacher, &vocab, most, devices)?;
         let job = Job {
-            identity: identity(settings, &teacher, &corpus, &vocab)?,
+            identity: identity(settings, &teacher, &corpus, &vocab, devices.compute_dtype())?,
             plan,
             corpus_path: absolute(&settings.corpus),
         };
@@ -68,6 +73,7 @@ impl Setup {
             demands,
             limits,
             memory,
+            device_memory,
         })
     }
 
@@ -80,6 +86,41 @@ impl Setup {
             settings.teacher.display()
         );
         Ok(())
+    }
+
+    /// Room for a second logits slice, and its rows.
+    pub fn plan_second_slice(&mut self) {
+        match &mut self.device_memory {
+            Some(device) => device.buffers += devices::slice_bytes(&self.limits, self.vocab.scored),
+            None => self.memory.logits *= 2,
+        }
+    }
+
+    /// What memory is planned for, in words.
+    pub fn memory_text(&self) -> String {
+        let (memory, limits) = (&self.memory, &self.limits);
+        let tokens = text::count(limits.tokens as u64);
+        let chunk = text::count(limits.head_chunk as u64);
+        let Some(device) = &self.device_memory else {
+            return format!(
+                "memory: weights {} (mapped), activations {} for {tokens} tokens, logits slice {} for {chunk} rows, rows {}, scratch {}",
+                text::bytes(memory.weights),
+                text::bytes(memory.activations),
+                text::bytes(memory.logits),
+                text::bytes(memory.rows),
+                text::bytes(memory.scratch),
+            );
+        };
+        let bytes = |n: usize| text::bytes(n as u64);
+        format!(
+            "device memory: {}: weights {}, buffers {} for {tokens} tokens and logits slices of {chunk} rows, batches {}; host memory: rows {}, scratch {}",
+            bytes(device.total()),
+            bytes(device.weights),
+            bytes(device.buffers),
+            bytes(device.batch),
+            text::bytes(memory.rows),
+            text::bytes(memory.scratch),
+        )
     }
 
     /// The planned shards beside what each asks for.
@@ -157,6 +198,7 @@ fn identity(
     teacher: &OpenTeacher,
     corpus: &CorpusReader,
     vocab: &Vocab,
+    compute_dtype: &str,
 ) -> Result<serde_json::Map<String, Value>> {
     check_tokenizer(settings, corpus)?;
     let identity = json!({
@@ -171,7 +213,7 @@ fn identity(
         "vocab_tokenizer": vocab.tokenizer,
         "loss": corpus.loss(),
         "trust_tokens": settings.trust_tokens,
-        "compute_dtype": "f32",
+        "compute_dtype": compute_dtype,
         "numerics_version": NUMERICS_VERSION,
     });
     match identity {
@@ -323,7 +365,8 @@ fn plan_memory(
     teacher: &OpenTeacher,
     vocab: &Vocab,
     most: Most,
-) -> Result<(Limits, MemoryPlan)> {
+    devices: &Devices,
+) -> Result<(Limits, MemoryPlan, Option<Bytes>)> {
     let description = teacher.description();
     let (inner_max, value_dim) = (description.inner_max(), description.value_dim_max());
     let shape = RunShape {
@@ -335,6 +378,12 @@ fn plan_memory(
         sequences_max: most.sequences,
         scratch: Cpu::scratch_bytes(inner_max, value_dim) as u64,
     };
+    if let Devices::Cuda(devices) = devices {
+        let sizes = [most.length, vocab.tokenizer];
+        let (limits, bytes) = devices::plan(devices, &teacher.teacher, &shape, settings, sizes)?;
+        let memory = shape.host_memory(&limits, devices.len() as u64);
+        return Ok((limits, memory, Some(bytes)));
+    }
     let free = machine::memory_available().unwrap_or(u64::MAX);
     let (budget, chunk) = (settings.token_budget, settings.head_chunk);
     let room = free.saturating_sub(shape.weights);
@@ -349,7 +398,7 @@ fn plan_memory(
         text::bytes(memory.anonymous()),
         text::bytes(free)
     );
-    Ok((limits, memory))
+    Ok((limits, memory, None))
 }
 
 /// What every planned shard asks for, counted in the corpus, each of whose shards is looked at once.

@@ -31,8 +31,8 @@ struct Totals {
 /// Tells listeners, and passes everything on.
 pub struct Told<'a> {
     listeners: &'a Listeners,
-    inner: &'a mut dyn Watcher,
-    flops_of: &'a dyn Fn(&WaveDone) -> f64,
+    inner: &'a mut (dyn Watcher + Send),
+    flops_of: &'a (dyn Fn(&WaveDone) -> f64 + Sync),
     peak_flops: f64,
     shards_planned: usize,
     started: Instant,
@@ -46,8 +46,8 @@ impl<'a> Told<'a> {
     /// `shards_planned` are those this pass is to score.
     pub fn new(
         listeners: &'a Listeners,
-        inner: &'a mut dyn Watcher,
-        flops_of: &'a dyn Fn(&WaveDone) -> f64,
+        inner: &'a mut (dyn Watcher + Send),
+        flops_of: &'a (dyn Fn(&WaveDone) -> f64 + Sync),
         [peak_flops, shards_planned]: [f64; 2],
     ) -> Told<'a> {
         Told {
