@@ -1,13 +1,13 @@
-//! Encodings of pieces that come again: system prompts, tool schemas, short answers, turn ends.
+//! Encodings of pieces that come again: system prompts, tool schemas, documents asked about.
 //!
-//! A rendered chat is cut before each control token. The tokenizer cuts it there itself, before it
-//! normalises, splits or merges anything, so the tokens of the pieces are the tokens of the whole,
+//! A rendered chat may be cut before each control token. The tokenizer cuts it there itself, before
+//! it normalises, splits or merges anything, so the tokens of the pieces are the tokens of the whole,
 //! and a piece that was seen before need not be encoded again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokenizers::AddedToken;
 
@@ -18,6 +18,8 @@ use super::tokenizer::Encoded;
 const SHELVES: usize = 16;
 /// Bytes a shelf may hold; a full one starts over.
 const SHELF_BYTES: usize = 1 << 20;
+/// Shorter pieces are encoded with their neighbours, which costs less than to look them up.
+const PIECE_BYTES_MIN: usize = 128;
 
 /// Where texts may be cut, and the pieces seen lately.
 #[derive(Debug)]
@@ -29,7 +31,9 @@ pub struct Pieces {
 
 #[derive(Debug, Default)]
 struct Shelf {
-    known: HashMap<Box<str>, Encoded>,
+    /// Hashes of pieces that came once: most never come again, and aren't worth keeping.
+    met: HashSet<u64>,
+    known: HashMap<Box<str>, Arc<Encoded>>,
     bytes: usize,
 }
 
@@ -65,30 +69,54 @@ impl Pieces {
         text: &str,
         encode: impl Fn(&str) -> RowResult<Encoded>,
     ) -> RowResult<Encoded> {
-        let spans = self.spans(text);
-        if spans.len() < 2 {
+        let mut whole = Encoded::default();
+        let mut done = 0;
+        for span in self.spans(text) {
+            let Some(known) = self.known(&text[span.clone()], &encode)? else {
+                continue;
+            };
+            if done < span.start {
+                whole.append(&encode(&text[done..span.start])?, done);
+            }
+            whole.append(&known, span.start);
+            done = span.end;
+        }
+        if done == 0 {
             return encode(text);
         }
-        let mut whole = Encoded::default();
-        for span in spans {
-            let piece = &text[span.clone()];
-            let shelf = self.shelf(piece);
-            let lock = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(known) = lock().known.get(piece) {
-                whole.append(known, span.start);
-                continue;
-            }
-            let found = encode(piece)?;
-            whole.append(&found, span.start);
-            lock().keep(piece, found);
+        if done < text.len() {
+            whole.append(&encode(&text[done..])?, done);
         }
         Ok(whole)
     }
 
-    fn shelf(&self, piece: &str) -> &Mutex<Shelf> {
+    /// The tokens of a piece that comes at least the second time.
+    fn known(
+        &self,
+        piece: &str,
+        encode: impl Fn(&str) -> RowResult<Encoded>,
+    ) -> RowResult<Option<Arc<Encoded>>> {
+        if piece.len() < PIECE_BYTES_MIN {
+            return Ok(None);
+        }
         let mut hash = DefaultHasher::new();
         piece.hash(&mut hash);
-        &self.shelves[hash.finish() as usize % SHELVES]
+        let hash = hash.finish();
+        let shelf = &self.shelves[hash as usize % SHELVES];
+        let lock = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut shelf = lock();
+            if let Some(known) = shelf.known.get(piece) {
+                return Ok(Some(known.clone()));
+            }
+            if shelf.met.insert(hash) {
+                shelf.grow(size_of::<u64>());
+                return Ok(None);
+            }
+        }
+        let found = Arc::new(encode(piece)?);
+        lock().keep(piece, found.clone());
+        Ok(Some(found))
     }
 
     fn spans(&self, text: &str) -> Vec<Range<usize>> {
@@ -128,17 +156,20 @@ fn reaches_into(other: &AddedToken, cut: &str) -> bool {
 }
 
 impl Shelf {
-    fn keep(&mut self, piece: &str, encoded: Encoded) {
+    fn keep(&mut self, piece: &str, encoded: Arc<Encoded>) {
         let per_token = size_of::<i32>() + size_of::<(usize, usize)>();
         let bytes = piece.len() + encoded.ids.len() * per_token;
-        if bytes > SHELF_BYTES / 4 {
-            return;
+        if bytes < SHELF_BYTES / 4 {
+            self.grow(bytes);
+            self.known.insert(piece.into(), encoded);
         }
+    }
+
+    fn grow(&mut self, bytes: usize) {
         if self.bytes + bytes > SHELF_BYTES {
             *self = Shelf::default();
         }
         self.bytes += bytes;
-        self.known.insert(piece.into(), encoded);
     }
 }
 
@@ -198,21 +229,45 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_encoded_once_and_a_full_shelf_starts_over() {
+    fn a_piece_that_comes_again_is_encoded_alone_and_once() {
         let pieces = Pieces::new([token("<s>")].iter());
-        let calls = std::cell::Cell::new(0);
+        let texts = std::cell::RefCell::new(Vec::new());
         let encode = |text: &str| {
-            calls.set(calls.get() + 1);
+            texts.borrow_mut().push(text.len());
             let bytes = text.bytes().enumerate();
             let (ids, offsets) = bytes.map(|(i, b)| (i32::from(b), (i, i + 1))).unzip();
             Ok(Encoded { ids, offsets })
         };
-        let whole = pieces.encoded("ab<s>c<s>c", encode).unwrap();
-        assert_eq!(whole.offsets.last(), Some(&(9, 10)));
-        assert_eq!(calls.get(), 2);
+        let prompt = format!("<s>{}", "x".repeat(PIECE_BYTES_MIN));
+        for (text, calls) in [
+            (format!("{prompt}<s>a"), vec![prompt.len() + 4]),
+            (format!("a{prompt}<s>bc"), vec![prompt.len(), 1, 5]),
+            (format!("{prompt}<s>bc<s>d"), vec![9]),
+            (prompt.clone(), vec![]),
+            ("<s>bc<s>bc".to_owned(), vec![10]),
+        ] {
+            assert_eq!(
+                pieces.encoded(&text, encode).unwrap(),
+                encode(&text).unwrap()
+            );
+            let found = std::mem::take(&mut *texts.borrow_mut());
+            assert_eq!(found[..found.len() - 1], calls, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_full_shelf_starts_over() {
+        let pieces = Pieces::new([token("<s>")].iter());
+        let encode = |text: &str| {
+            let ids = vec![0; text.len()];
+            let offsets = vec![(0, 1); text.len()];
+            Ok(Encoded { ids, offsets })
+        };
         for i in 0..40 * SHELVES {
-            let text = format!("<s>{i}<s>{}", "x".repeat(5000));
-            pieces.encoded(&text, encode).unwrap();
+            let text = format!("<s>{i}{}", "x".repeat(4000));
+            for _ in 0..2 {
+                pieces.encoded(&text, encode).unwrap();
+            }
         }
         for shelf in &pieces.shelves {
             let shelf = shelf.lock().unwrap();

@@ -461,12 +461,15 @@ mod tests {
         assert_eq!(changed.fingerprint(), plain.fingerprint());
     }
 
+    /// Long enough to be looked up when it comes again.
+    const LONG: &str = "The prompt that stands in front of every chat, naïve as it is,\n\n and long: 1234567890 1234567890 1234567890 1234567890 1234567890 1234567890.";
+
     proptest! {
         #[test]
         fn pieces_become_the_tokens_of_the_whole(
             parts in prop::collection::vec(
                 prop::sample::select(vec![
-                    "<|im_start|>", "<|im_end|>", "<|bos|>", "<|im_", "|>", "user\n", " the", "th", "e", "  ", "\n\n", "é", "🙂", "\u{301}", "<",
+                    "<|im_start|>", "<|im_end|>", "<|bos|>", "<|im_", "|>", "user\n", " the", "th", "e", "  ", "\n\n", "é", "🙂", "\u{301}", "<", LONG,
                 ]),
                 0..24,
             ),
@@ -481,7 +484,7 @@ mod tests {
                 }
             });
             let (tokenizer, text) = (tokenizer.unwrap(), parts.concat());
-            for _ in 0..2 {
+            for _ in 0..3 {
                 prop_assert_eq!(
                     tokenizer.encode_rendered(&text).unwrap(),
                     tokenizer.encode_rendered_whole(&text).unwrap()
