@@ -11,7 +11,8 @@ temporary folder.
     restarts  killed at random moments and run again, the corpus has the bytes of an undisturbed run, whatever the threads
     speed     rows per second against one process of transformers (needs it) that renders, tokenises and masks the same
               rows, against as many processes as cores, and tokens per second against the tokenizers crate's own batch
-              encoding through Python; all in this one run, on these cores. Build KDSCORE with --release for it.
+              encoding through Python; and rows that share a system prompt against rows with one of their own. All in
+              this one run, on these cores. Build KDSCORE with --release for it.
 """
 import argparse
 import hashlib
@@ -153,7 +154,27 @@ def speed(binary, folder):
     print(f"    kdscore {rates[1]:.0f} rows/s on 1 thread, {rates[cores]:.0f} on {cores}; transformers {one:.0f} in one process, {many:.0f} in {cores}")
     check("speed against one process", rates[cores] >= 3 * one, f"{rates[cores] / one:.1f} x on {cores} cores, {rates[1] / one:.1f} x on one")
     check("speed against one process per core", rates[cores] >= many, f"{rates[cores] / many:.1f} x")
+    shared_prompt(binary, folder)
     encode_rate(binary, folder, data, lines, tokens / len(sample) * rates[cores])
+
+
+def shared_prompt(binary, folder):
+    """Rows with one system prompt, and the same rows with its words in an order of their own."""
+    rng = random.Random(6)
+    words = rng.choices(WORDS, k=450)
+    rates = []
+    for name in ("shared", "own"):
+        data = folder / f"{name}.jsonl"
+        with open(data, "w", encoding="utf-8") as file:
+            for _ in range(3000):
+                prompt = words if name == "shared" else rng.sample(words, k=len(words))
+                question, answer = (" ".join(rng.choices(WORDS, k=30)) for _ in range(2))
+                texts = {"system": " ".join(prompt), "user": question, "assistant": answer}
+                file.write(json.dumps({"messages": [{"role": r, "content": t} for r, t in texts.items()]}) + "\n")
+        _, seconds, status, error = peak_rss(command(binary, data, folder / name, "--threads", "1"))
+        assert status == 0, error
+        rates.append(3000 / seconds)
+    check("speed with a shared prompt", rates[0] >= 2 * rates[1], f"{rates[0]:.0f} rows/s, {rates[1]:.0f} with prompts of their own: {rates[0] / rates[1]:.1f} x")
 
 
 def encode_rate(binary, folder, data, lines, ours):
