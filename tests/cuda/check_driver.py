@@ -173,6 +173,15 @@ def leaked_memory(folder):
     h.close()
 
 
+@mistake("device 1 is released with 0 allocations", leaks=1, devices=2)
+def leaked_pinned_memory_of_one_device(folder):
+    first, second = host.Host(folder), host.Host(folder, 1)
+    second.pinned(16)
+    first.enter()
+    first.close()
+    second.close()
+
+
 @mistake("is never released", leaks=1)
 def leaked_context(folder):
     host.Host(folder)

@@ -35,13 +35,14 @@ FORBIDDEN = ("LDL", "STL")
 
 
 def libraries_of(site_packages):
-    """NVRTC's folder among Python packages, of the newest major there."""
-    folders = [Path(site_packages) / "nvidia" / name / "lib" for name in ("cu13", "cuda_nvrtc")]
-    for folder in folders:
+    """NVRTC and its own parts: of the newest major among Python packages, or as the loader finds
+    it."""
+    for name in ("cu13", "cuda_nvrtc"):
+        folder = Path(site_packages) / "nvidia" / name / "lib"
         found = [p for p in folder.glob("libnvrtc.so.*") if "alt" not in p.name]
         if found:
-            return found[0], sorted(folder.glob("libnvrtc-builtins.so.*"))
-    raise SystemExit(f"no NVRTC in {site_packages}: pip install nvidia-cuda-nvrtc-cu12")
+            return str(found[0]), sorted(folder.glob("libnvrtc-builtins.so.*"))
+    return "libnvrtc.so", []
 
 
 class Nvrtc:
@@ -50,7 +51,7 @@ class Nvrtc:
         # NVRTC 13 looks its own part up by name, which is then there.
         for part in builtins:
             ctypes.CDLL(str(part))
-        self.library = ctypes.CDLL(str(path))
+        self.library = ctypes.CDLL(path)
 
     def version(self):
         major, minor = ctypes.c_int(), ctypes.c_int()

@@ -43,7 +43,8 @@ class GpuBuffer(Buffer):
 
 class Gpu:
     def __init__(self, library, poison=0xFF):
-        self.host, self.poison = host.Host(Path(library).parent), poison
+        folder = Path(library).parent if "/" in str(library) else None
+        self.host, self.poison = host.Host(folder), poison
         self.stream, self.functions = self.host.stream(), {}
         major, minor = [self.host.attribute(a) for a in (CAPABILITY_MAJOR, CAPABILITY_MINOR)]
         sources = [*sorted(KERNELS.glob("*.cu")), WRAPPERS]
@@ -65,6 +66,11 @@ class Gpu:
         return self.functions[name]
 
     def launch(self, name, grid, block, *arguments, shared=0):
+        self.submit(name, grid, block, *arguments, shared=shared)
+        self.host.synchronise(self.stream)
+
+    def submit(self, name, grid, block, *arguments, shared=0):
+        """The same without waiting."""
         function, sizes = self.function(name)
         assert len(sizes) == len(arguments), f"{name}: {len(sizes)} arguments"
         values = []
@@ -75,4 +81,3 @@ class Gpu:
         if shared > WITHOUT_OPT_IN:
             self.host.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
         self.host.launch(function, grid, block, self.stream, *values, shared=shared)
-        self.host.synchronise(self.stream)

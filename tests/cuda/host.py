@@ -14,6 +14,7 @@ from build import KERNELS, OUT, digest
 FLOAT32, BFLOAT16 = 0, 14
 COMPUTE_32F, COMPUTE_TF32 = 68, 77
 INVALID_VALUE, NOT_FOUND = 1, 500
+DRIVER = "libcuda.so.1"
 
 
 class Refused(Exception):
@@ -51,10 +52,11 @@ def image(source, architecture, as_ptx=False):
 
 
 class Host:
-    """One device's context, and calls on it. Addresses are plain numbers."""
+    """One device's context, and calls on it. Addresses are plain numbers. Without a folder the
+    loader finds the driver."""
 
-    def __init__(self, folder, ordinal=0):
-        self.call = library(Path(folder) / "libcuda.so.1")
+    def __init__(self, folder=None, ordinal=0):
+        self.call = library(Path(folder) / DRIVER if folder else DRIVER)
         self.call("cuInit", 0)
         self.device, self.context = c_int(), c_void_p()
         self.call("cuDeviceGet", byref(self.device), ordinal)
@@ -142,10 +144,32 @@ class Host:
                 raise
         return sizes
 
+    def name(self):
+        text = ctypes.create_string_buffer(256)
+        self.call("cuDeviceGetName", text, 256, self.device)
+        return text.value.decode()
+
+    def milliseconds(self, stream, work):
+        """Between two events around `work`, as the device counts them."""
+        start, end = [self.made("cuEventCreate", 0) for _ in range(2)]
+        self.call("cuEventRecord", start, stream)
+        work()
+        self.call("cuEventRecord", end, stream)
+        self.call("cuEventSynchronize", end)
+        passed = c_float()
+        self.call("cuEventElapsedTime", byref(passed), start, end)
+        for event in (start, end):
+            self.call("cuEventDestroy_v2", event)
+        return passed.value
+
     def attribute(self, which):
         value = c_int()
         self.call("cuDeviceGetAttribute", byref(value), which, self.device)
         return value.value
+
+    def copy(self, to, source, bytes, stream):
+        arguments = c_uint64(to), c_uint64(source), c_size_t(bytes)
+        self.call("cuMemcpyDtoDAsync_v2", *arguments, stream)
 
     def fill(self, at, value, bytes, stream):
         self.call("cuMemsetD8Async", c_uint64(at), value, c_size_t(bytes), stream)

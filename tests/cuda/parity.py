@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -112,12 +113,15 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f32"))
+    parser.add_argument("--workers", type=int, default=1, help="teachers at a time")
     parser.add_argument("names", nargs="*")
     options = parser.parse_intermixed_args()
     program, failed, all_figures = Program(options.binary, device=options.device), 0, []
     print(f"{'teacher':28} {'mean':>9} {'worst':>9} flips")
-    for name in options.names or names():
-        problems, figures = check(program, name, options.dtype)
+    chosen = options.names or names()
+    with ThreadPoolExecutor(options.workers) as pool:
+        results = pool.map(lambda name: check(program, name, options.dtype), chosen)
+    for name, (problems, figures) in zip(chosen, results):
         failed += bool(problems)
         all_figures += [figures] if figures else []
         print(f"{name:28} {figures or ''}  {'; '.join(problems) or 'ok'}", flush=True)

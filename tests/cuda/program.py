@@ -87,7 +87,7 @@ def arrays(out):
 def hashes(out):
     """What each array's bytes hash to, by shard and name."""
     return {
-        (manifest["shard_id"], product["name"]): product["sha256"]
+        (manifest["shard"]["id"], product["name"]): product["sha256"]
         for manifest in manifests(out)
         for product in manifest["products"]
     }

@@ -6,11 +6,14 @@ import sys
 import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import build
 import compile
 import mutations
+import parity
 import tidy
+import whole
 
 MODULES = ("elementwise", "attention", "head", "matmul")
 # Build, order of threads, poison, and sizes: every pair of build, order and poison that matters
@@ -112,6 +115,34 @@ def through_a_driver():
     return [lambda m=m: run_checks(command(m), "plain") for m in modules]
 
 
+class Whole:
+    """The proofs of the whole program, where it has been built."""
+
+    def __init__(self, binary):
+        nvrtc, _ = compile.libraries_of(sysconfig.get_path("purelib"))
+        self.bench = whole.Bench(binary, build.driver(), Path(nvrtc).parent)
+
+    def prove(self, proofs, full):
+        bench, figures = self.bench, []
+        runs = whole.goldens(full)
+        parts = [lambda r=r: whole.golden(bench, r, figures) for r in runs]
+        proofs.prove(f"{len(runs)} goldens of all families on the stand-in", parts)
+        flips = lambda: parity.judge_flips(figures)
+        proofs.prove("bf16 flips no more best ids than transformers' own", [flips])
+        for name, parts in (
+            ("too little memory, in planning and after", whole.memory_too_small(bench)),
+            ("a device lost in mid-run; the next run ends it", whole.device_lost(bench)),
+            ("no driver, no device, no library", whole.nothing_there(bench)),
+            ("a library newer than the driver is passed over", whole.newer_library(bench)),
+            ("a kill and a resume", whole.killed(bench)),
+            ("bytes whatever the batch, the chunk and the algorithms",
+             whole.same_bytes(bench, full)),
+            ("two devices at work on one set", whole.two_devices(bench)),
+            ("nothing is allocated between batches, copies are pinned", whole.steady(bench)),
+        ):  # fmt: skip
+            proofs.prove(name, parts)
+
+
 def kernels(setting):
     kind, order, poison, size = setting
     library = build.library(kind)
@@ -119,11 +150,8 @@ def kernels(setting):
     return [lambda m=m: run_checks(command(m), kind) for m in MODULES]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="every combination, every mutation")
-    full = parser.parse_args().full
-    started, proofs = time.time(), Proofs()
+def prove_kernels(proofs, full):
+    """All that needs no program; what the compiler reports."""
     reports = []
     proofs.prove("files keep to the house's rules", [tidy.check])
     for architecture in compile.ARCHITECTURES:
@@ -142,9 +170,25 @@ def main():
     controls = mutations.controls(seeded)
     parts += [lambda c=c: mutations.check_control(c) for c in controls]
     proofs.prove(f"{len(seeded)} seeded bugs are noticed", parts)
-    print_resources(reports)
+    return reports
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="every combination, every mutation")
+    parser.add_argument("--binary", help="kdscore, for the proofs of the whole program")
+    parser.add_argument("--only-whole", action="store_true", help="no proofs of kernels")
+    options = parser.parse_args()
+    full, started, proofs = options.full, time.time(), Proofs()
+    reports = [] if options.only_whole else prove_kernels(proofs, full)
+    if options.binary:
+        Whole(options.binary).prove(proofs, full)
+    if reports:
+        print_resources(reports)
     proved = proofs.count - proofs.failed
     print(f"\n{proved} of {proofs.count} proofs, {time.time() - started:.0f} s")
+    if not options.binary:
+        print("the whole program was not proved: no --binary was given")
     sys.exit(1 if proofs.failed else 0)
 
 

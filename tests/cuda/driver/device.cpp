@@ -44,7 +44,7 @@ static int with_device(int ordinal, const Act& act) {
 
 static void check_leaks(const Device& device) {
     const size_t memory = allocations_of(device), handles = streams_and_events_of(device);
-    const size_t modules = modules_of(device), pinned = pinned_count();
+    const size_t modules = modules_of(device), pinned = pinned_of(device);
     if (memory || handles || modules || pinned)
         fail("the context of device %d is released with %zu allocations, %zu streams and events, "
              "%zu modules and %zu pinned buffers",

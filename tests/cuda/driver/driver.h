@@ -147,7 +147,7 @@ size_t streams_and_events_of(const Device& device);
 VISIBLE void check_range(const char* what, Pointer at, size_t bytes, const Device& device);
 bool is_device_address(Pointer at);
 size_t allocations_of(const Device& device);
-size_t pinned_count();
+size_t pinned_of(const Device& device);
 
 // module.cpp
 size_t modules_of(const Device& device);

@@ -20,13 +20,18 @@ struct Allocation {
     Device* device;  // null once freed
 };
 
+struct Pinned {
+    size_t bytes;
+    Device* device;  // in whose context it was made
+};
+
 static constexpr size_t PAGE = 4096;
 static constexpr size_t ALIGNMENT = 256;  // as a driver's
 static constexpr size_t SPACE = size_t(4) << 40;
 static constexpr size_t PIECE = size_t(16) << 20;  // of poison, mapped again and again
 
 static std::map<Pointer, Allocation> allocations;  // all that ever were
-static std::map<Pointer, size_t> pinned;
+static std::map<Pointer, Pinned> pinned;
 
 static size_t round_up(size_t bytes, size_t step) { return (bytes + step - 1) / step * step; }
 
@@ -119,7 +124,11 @@ size_t allocations_of(const Device& device) {
     return count;
 }
 
-size_t pinned_count() { return pinned.size(); }
+size_t pinned_of(const Device& device) {
+    size_t count = 0;
+    for (const auto& [at, buffer] : pinned) count += buffer.device == &device;
+    return count;
+}
 
 static int allocate(Device& device, Pointer* at, size_t bytes) {
     static Pointer next = space() + PAGE;
@@ -159,11 +168,11 @@ static bool is_pinned(const void* at, size_t bytes) {
     auto found = pinned.upper_bound(Pointer(at));
     if (found == pinned.begin()) return false;
     found--;
-    const Pointer end = found->first + found->second;
+    const Pointer end = found->first + found->second.bytes;
     if (Pointer(at) >= end) return false;
     if (Pointer(at) + bytes > end)
         fail("a copy of %zu bytes begins in a pinned buffer of %zu and ends behind it", bytes,
-             found->second);
+             found->second.bytes);
     return true;
 }
 
@@ -229,12 +238,12 @@ DRIVER_FUNCTION cuMemFree_v2(Pointer at) {
 }
 
 DRIVER_FUNCTION cuMemHostAlloc(void** at, size_t bytes, unsigned) {
-    return in_context([&](Device&) -> int {
+    return in_context([&](Device& device) -> int {
         if (!bytes) return INVALID_VALUE;
         *at = aligned_alloc(PAGE, round_up(bytes, PAGE));
         if (!*at) return OUT_OF_MEMORY;
         memset(*at, settings().poison, bytes);
-        pinned[Pointer(*at)] = bytes;
+        pinned[Pointer(*at)] = {bytes, &device};
         note("pin %zu", bytes);
         return SUCCESS;
     });
