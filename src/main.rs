@@ -7,8 +7,13 @@ use clap::Parser;
 use kdscore::cli::Cli;
 use kdscore::commands::{self, Interrupt, Outcome, Status};
 use kdscore::progress;
+use mimalloc::MiMalloc;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+/// Tokenising allocates a few strings a token; with the system's allocator that took half its time.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 static INTERRUPT: Interrupt = Interrupt::new();
 
