@@ -284,12 +284,12 @@ pub struct ScoreArgs {
 #[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct PlanArgs {
-    /// Tokens to plan for, where there is no corpus yet.
-    #[arg(long, value_name = "N")]
+    /// Tokens to plan for, where there is no corpus yet; 1e9 will do.
+    #[arg(long, value_name = "N", value_parser = whole_number)]
     pub tokens: Option<u64>,
 
     /// Rows among them [default: every token].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number)]
     pub rows: Option<u64>,
 
     /// Tokens of a sequence, without a corpus [default: 2048].
@@ -328,7 +328,7 @@ pub struct PlanArgs {
 #[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct PilotArgs {
-    /// Share of the shards to score [default: 0.01, at least two shards].
+    /// Share of the shards to score [default: 0.01, at least four shards].
     #[arg(long, value_name = "F")]
     pub fraction: Option<f64>,
 
@@ -445,4 +445,30 @@ pub struct ShowArgs {
     /// and that could change the numbers.
     #[arg(long, requires = "teacher")]
     pub allow_unknown_config: bool,
+}
+
+/// 1000000, 1_000_000 or 1e6.
+fn whole_number(text: &str) -> Result<u64, String> {
+    let plain = text.replace(['_', ','], "");
+    let expected = || format!("expected a whole number up to 1e18, found {text:?}");
+    if let Ok(number) = plain.parse::<u64>() {
+        return Ok(number);
+    }
+    let number: f64 = plain.parse().map_err(|_| expected())?;
+    let is_whole = number.fract() == 0.0 && (0.0..=1e18).contains(&number);
+    is_whole.then_some(number as u64).ok_or_else(expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_may_be_written_short() {
+        let read = ["1000", "1_000", "1e3", "1.5e9"].map(|text| whole_number(text).unwrap());
+        assert_eq!(read, [1000, 1000, 1000, 1_500_000_000]);
+        for text in ["1.5", "-1", "1e19", "NaN", "ten"] {
+            assert!(whole_number(text).is_err(), "{text}");
+        }
+    }
 }

@@ -25,7 +25,7 @@ pub use self::device::{BF16_NEEDS_CUDA, ComputeDtype, DeviceChoice};
 
 /// Tokens of a corpus shard when nothing else is said. A shard is what a lost machine costs: this
 /// is seconds on a GPU and minutes on a CPU for a small teacher, and a billion tokens are 3,815.
-const SHARD_TOKENS: usize = 1 << 18;
+pub const SHARD_TOKENS: usize = 1 << 18;
 
 /// A choice given by name.
 pub trait Named: Sized + Copy + 'static {
@@ -228,6 +228,13 @@ impl PlanSettings {
             "rows: expected at most --tokens, found {}",
             args.rows.unwrap_or_default()
         );
+        for (option, given) in [("tokens", args.tokens), ("count", args.count)] {
+            ensure!(given != Some(0), "{option}: expected at least 1, found 0");
+        }
+        ensure!(
+            !has_corpus || args.tokens.is_none(),
+            "tokens: expected --corpus or --tokens, found both"
+        );
         Ok(PlanSettings {
             score: ScoreSettings::resolve(score)?,
             has_corpus,
@@ -236,13 +243,13 @@ impl PlanSettings {
             length: at_least_one(args.length, "length")?,
             gpu: match args.gpu.as_deref() {
                 None => GpuChoice::Any,
-                Some("cpu") => GpuChoice::Cpu,
+                Some(name) if name.eq_ignore_ascii_case("cpu") => GpuChoice::Cpu,
                 Some(name) => GpuChoice::Named(named_gpu(name)?),
             },
             peak_tflops: within(args.peak_tflops, "peak-tflops", f64::MAX)?,
             mfu: within(args.mfu, "mfu", 1.0)?,
             price: within(args.price, "price", f64::MAX)?,
-            count: args.count.unwrap_or(1).max(1),
+            count: args.count.unwrap_or(1),
             reclaim_per_hour: args.reclaim_per_hour.unwrap_or(0.05),
             commit_seconds: within(args.commit_seconds, "commit-seconds", f64::MAX)?.unwrap_or(2.0),
         })
@@ -276,7 +283,7 @@ fn named_gpu(name: &str) -> Result<&'static Gpu> {
     Gpu::find(name).ok_or_else(|| {
         let names: Vec<_> = gpu::TABLE.iter().map(|gpu| gpu.name).collect();
         anyhow!(
-            "gpu: expected cpu, {}, found {name:?}; for another device give --peak-tflops",
+            "gpu: expected cpu, {}, found {name:?}; for another device give --peak-tflops without --gpu",
             names.join(", ")
         )
     })

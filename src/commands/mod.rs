@@ -15,18 +15,17 @@ mod text;
 mod try_teacher;
 pub mod verify;
 mod verify_page;
+mod written;
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 
 use crate::cli::{Cli, Command};
 use crate::config::{
     PilotSettings, PlanSettings, PrepareSettings, ScoreSettings, VerifySettings, join,
 };
-use crate::store::{FileParts, LocalDisk, Store};
 
 /// What a command found out: the same facts as text for people and as one JSON object.
 #[derive(Debug)]
@@ -98,16 +97,4 @@ pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
         Command::Status(args) => status::status(&args.out),
         Command::Show(args) => show::show(&args),
     }
-}
-
-/// Writes a page for people, replacing one that is there.
-fn write_page(path: &Path, html: &str) -> Result<()> {
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name =
-        name.with_context(|| format!("report: expected a file, found {}", path.display()))?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    LocalDisk::new(folder).put(&[FileParts {
-        name,
-        parts: &[html.as_bytes()],
-    }])
 }

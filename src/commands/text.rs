@@ -120,6 +120,18 @@ pub fn figure(value: f64) -> String {
     }
 }
 
+/// Seconds as people say them.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 48.0 * 3600.0 => format!("{} hours", figure(s / 3600.0)),
+        s if s >= 3600.0 => format!("{:.1} hours", s / 3600.0),
+        s if s >= 90.0 => format!("{:.1} min", s / 60.0),
+        s if s >= 9.95 => format!("{s:.1} s"),
+        s if s >= 0.995 => format!("{s:.2} s"),
+        s => format!("{:.0} ms", 1000.0 * s),
+    }
+}
+
 /// The end of `text`, at most `width` columns wide, with … for what is left out before it.
 pub fn tail_of(text: &str, width: usize) -> String {
     if text.width() <= width {

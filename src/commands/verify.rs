@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{Interrupt, Outcome, Status, verify_page, write_page};
+use super::written::{self, write_page};
+use super::{Interrupt, Outcome, Status, verify_page};
 use crate::config::VerifySettings;
 use crate::progress::{self, Progress};
 use crate::store::job::identity;
@@ -22,6 +23,8 @@ pub fn verify(
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
     let set = ScoredSet::open(&settings.out)?;
+    let files = [("report", settings.report.as_deref())];
+    written::check(&files, &[&settings.out])?;
     let corpus = open_corpus(&set, settings)?;
     let watch = Watched {
         progress: Progress::new("verifying", "shards", set.job().plan.len() as u64, 0),

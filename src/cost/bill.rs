@@ -60,11 +60,18 @@ pub fn shard_advice(reclaims_per_hour: f64, commit_seconds: f64) -> Option<Shard
     }
     let between = 3600.0 / reclaims_per_hour;
     let seconds = (2.0 * commit_seconds * between).sqrt();
-    Some(ShardAdvice {
-        seconds,
-        lost_seconds: seconds / 2.0,
-        overhead: commit_seconds / seconds + seconds / 2.0 / between,
-    })
+    Some(ShardAdvice::of(seconds, reclaims_per_hour, commit_seconds))
+}
+
+impl ShardAdvice {
+    /// What shards of so many seconds cost.
+    pub fn of(seconds: f64, reclaims_per_hour: f64, commit_seconds: f64) -> ShardAdvice {
+        ShardAdvice {
+            seconds,
+            lost_seconds: seconds / 2.0,
+            overhead: commit_seconds / seconds + seconds / 2.0 * reclaims_per_hour / 3600.0,
+        }
+    }
 }
 
 #[cfg(test)]

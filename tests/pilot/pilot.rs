@@ -106,7 +106,7 @@ fn a_pilot_counts_toward_the_run_and_tells_what_the_run_takes() {
     let scored = found["shards"].as_array().unwrap();
     assert_eq!(
         (scored.len(), &found["shards_planned"]),
-        (3, &Value::from(12))
+        (4, &Value::from(12))
     );
 
     check_figures(&found);
@@ -119,7 +119,7 @@ fn a_pilot_counts_toward_the_run_and_tells_what_the_run_takes() {
     // The run takes the pilot's shards as they are, and ends as a run without a pilot would.
     let before = tree(&at.join("out"));
     let run = json(at, &job("score", teacher, "out", &[]));
-    assert_eq!(run["shards_scored_now"], 9);
+    assert_eq!(run["shards_scored_now"], 8);
     assert_eq!(run["forecast"]["source"], "the pilot");
     assert!(number(&run["forecast"]["seconds_predicted"]) > 0.0);
     let after = tree(&at.join("out"));
@@ -135,6 +135,15 @@ fn a_pilot_counts_toward_the_run_and_tells_what_the_run_takes() {
     assert!(arrays("out") == arrays("plain"));
     let error = refuse(at, &job("pilot", teacher, "out", &[]));
     assert!(error.contains("another --out"), "{error}");
+
+    // What would be written over is refused before anything is scored.
+    for option in ["--report", "--events", "--metrics"] {
+        let error = refuse(at, &job("pilot", teacher, "out", &[option, "out/job.json"]));
+        assert!(error.contains("expected a file outside"), "{error}");
+        let error = refuse(at, &job("pilot", teacher, "new", &[option, "/dev/null"]));
+        assert!(error.contains("a device or a pipe"), "{error}");
+    }
+    assert!(!at.join("new").exists());
 }
 
 #[test]
@@ -191,7 +200,7 @@ fn a_wide_pilot_stores_wide_once() {
     let ids = ids.iter().find(|p| p["name"] == "ids").unwrap();
     assert_eq!(ids["shape"][1], 64);
     let run = json(at, &job("score", teacher, "out", &["-k", "64"]));
-    assert_eq!(run["shards_scored_now"], 10);
+    assert_eq!(run["shards_scored_now"], 8);
 }
 
 #[test]

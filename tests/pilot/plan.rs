@@ -77,6 +77,11 @@ fn what_cannot_be_planned_is_refused_with_a_way_out() {
             "rows: expected at most",
         ),
         (&["--tokens", "10", "--mfu", "1.5"], "mfu: expected"),
+        (&["--tokens", "0"], "tokens: expected at least 1"),
+        (&["--tokens", "10", "--count", "0"], "count: expected"),
+        (&["--tokens", "1e18"], "--shard-tokens"),
+        (&["--tokens", "1e99"], "up to 1e18"),
+        (&["--tokens", "10", "--length", "200000"], "length: expected"),
         (&[], "--corpus"),
     ];
     for (options, expected) in cases {

@@ -13,8 +13,8 @@ pub struct SweepPoint {
 const AS_GOOD: f64 = 0.98;
 
 /// The smallest budget that is as good as the fastest. `None` where larger ones than were tried
-/// might be faster: none so large as most of `own`, the run's, was, and the rate still rose with
-/// the last.
+/// might be faster: none so large as most of `own`, the run's, was, and the rate still rose within
+/// the last two.
 pub fn token_budget(sweep: &[SweepPoint], own: usize) -> Option<usize> {
     let rates = sweep.iter().map(|point| point.tokens_per_second);
     let best = rates.fold(0.0, f64::max);
@@ -23,7 +23,7 @@ pub fn token_budget(sweep: &[SweepPoint], own: usize) -> Option<usize> {
         .filter(|p| p.tokens_per_second >= AS_GOOD * best);
     let smallest = good.map(|point| point.token_budget).min()?;
     let largest = sweep.iter().map(|point| point.token_budget).max()?;
-    (largest >= own / 2 || smallest < largest).then_some(smallest)
+    (largest >= own / 2 || 2 * smallest < largest).then_some(smallest)
 }
 
 /// The smallest k whose mean tail mass is below the bound. `tails[k - 1]` is that of k.
@@ -54,9 +54,9 @@ mod tests {
         let sweep = [point(480, 90.0), point(960, 99.0), point(1920, 100.0)];
         assert_eq!(token_budget(&sweep, 2000), Some(960));
         assert_eq!(token_budget(&sweep[..1], 480), Some(480));
-        let levelled_off = Some(960);
-        assert_eq!(token_budget(&sweep, 8000), levelled_off);
-        assert_eq!(token_budget(&sweep[..2], 8000), None, "still rising");
+        assert_eq!(token_budget(&sweep, 8000), None, "still rising");
+        let level = [sweep[0], sweep[1], sweep[2], point(3840, 100.0)];
+        assert_eq!(token_budget(&level, 8000), Some(960));
         assert_eq!(token_budget(&[], 480), None);
     }
 

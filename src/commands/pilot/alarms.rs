@@ -1,6 +1,6 @@
 //! What looks wrong with a teacher or a corpus, judged from a pilot's figures.
 
-use crate::store::shift::{Alignment, ShiftTest};
+use crate::store::shift::{Alignment, PAIRS_MIN, ShiftTest};
 
 /// A teacher that spreads its probability this evenly, of ln V, has hardly learnt a thing.
 const UNIFORM_SHARE: f64 = 0.8;
@@ -17,6 +17,8 @@ const CUT_SHARE: f64 = 0.01;
 pub struct Signs {
     pub rows: u64,
     pub mean_entropy: f64,
+    /// Mean of the negative log-prob of the targets, in nats.
+    pub mean_nll: f64,
     pub vocab: usize,
     /// Mean probability on head rows beyond the tokenizer.
     pub padded_mass: f64,
@@ -27,7 +29,8 @@ pub struct Signs {
     pub longest: usize,
     /// Sequences of that length, and those among them that end in a stop token.
     pub at_longest: u64,
-    pub at_longest_stopped: u64,
+    /// `None`: no stop token is known.
+    pub at_longest_stopped: Option<u64>,
     pub shift: ShiftTest,
 }
 
@@ -42,6 +45,7 @@ pub struct Alarm {
 pub fn alarms(signs: &Signs) -> Vec<Alarm> {
     let judged = [
         near_uniform(signs),
+        worse_than_chance(signs),
         shifted(signs),
         missing_bos(signs),
         padded(signs),
@@ -59,6 +63,34 @@ fn near_uniform(s: &Signs) -> Option<Alarm> {
             s.mean_entropy
         ),
     })
+}
+
+fn worse_than_chance(s: &Signs) -> Option<Alarm> {
+    let chance = (s.vocab as f64).ln();
+    (s.rows > 0 && s.mean_nll > chance).then(|| Alarm {
+        name: "targets less likely than by chance",
+        text: format!(
+            "mean log-prob of the targets {:.2}, where guessing among all tokens gives {:.2}: were the tokens made with another tokenizer, or shuffled?",
+            -s.mean_nll, -chance
+        ),
+    })
+}
+
+/// What could not be judged, and why.
+pub fn not_judged(s: &Signs) -> Vec<String> {
+    let mut unknown = Vec::new();
+    if s.shift.alignment() == Alignment::CannotTell {
+        unknown.push(format!(
+            "alignment (the shift test takes {PAIRS_MIN} rows and a clear difference)"
+        ));
+    }
+    if s.with_bos.is_none() {
+        unknown.push("first tokens (the corpus has no tokenizer that puts one)".to_owned());
+    }
+    if s.at_longest_stopped.is_none() {
+        unknown.push("sequence ends (no stop token is known)".to_owned());
+    }
+    unknown
 }
 
 fn shifted(s: &Signs) -> Option<Alarm> {
@@ -96,7 +128,7 @@ fn padded(s: &Signs) -> Option<Alarm> {
 }
 
 fn truncated(s: &Signs) -> Option<Alarm> {
-    let open = s.at_longest - s.at_longest_stopped;
+    let open = s.at_longest - s.at_longest_stopped?;
     let share = open as f64 / s.sequences.max(1) as f64;
     (open >= CUT_COUNT && share > CUT_SHARE).then(|| Alarm {
         name: "truncated-looking sequences",
@@ -117,13 +149,14 @@ mod tests {
         Signs {
             rows: 1000,
             mean_entropy: 2.0,
+            mean_nll: 2.1,
             vocab: 1000,
             padded_mass: 1e-5,
             sequences: 100,
             with_bos: Some(100),
             longest: 512,
             at_longest: 1,
-            at_longest_stopped: 0,
+            at_longest_stopped: Some(0),
             shift: ShiftTest {
                 before: Paired::around(1000, 1.0, 0.5),
                 after: Paired::around(1000, 1.0, 0.5),
@@ -144,6 +177,13 @@ mod tests {
         });
         assert!(none.is_empty(), "a tokenizer without a first token");
         let cases = [
+            (
+                "targets less likely than by chance",
+                Signs {
+                    mean_nll: 7.0,
+                    ..sound()
+                },
+            ),
             (
                 "shifted rows",
                 Signs {
@@ -188,9 +228,19 @@ mod tests {
         }
         let ended = Signs {
             at_longest: 9,
-            at_longest_stopped: 9,
+            at_longest_stopped: Some(9),
             ..sound()
         };
         assert!(names(ended).is_empty(), "they end as they should");
+        assert!(not_judged(&sound()).is_empty());
+        let blind = Signs {
+            at_longest: 9,
+            at_longest_stopped: None,
+            with_bos: None,
+            shift: ShiftTest::default(),
+            ..sound()
+        };
+        assert!(names(blind).is_empty(), "nothing known, nothing alarming");
+        assert_eq!(not_judged(&blind).len(), 3);
     }
 }

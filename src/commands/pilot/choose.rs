@@ -3,7 +3,7 @@
 use crate::model::Demand;
 
 /// Fewer shards than this tell nothing of the spread between them.
-const SHARDS_MIN: usize = 2;
+const SHARDS_MIN: usize = 4;
 
 /// A shard that may be chosen.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -78,9 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pilot_has_two_shards_where_there_are_two() {
+    fn a_pilot_has_four_shards_where_there_are_four() {
         assert_eq!(choose(candidates(1), 0.01, 0), [0]);
-        assert_eq!(choose(candidates(7), 0.01, 0).len(), 2);
+        assert_eq!(choose(candidates(3), 0.01, 0), [0, 1, 2]);
+        assert_eq!(choose(candidates(7), 0.01, 0).len(), 4);
         assert_eq!(choose(candidates(7), 1.0, 0), [0, 1, 2, 3, 4, 5, 6]);
         assert!(choose(Vec::new(), 0.5, 0).is_empty());
     }

@@ -55,7 +55,8 @@ pub struct CorpusSigns {
     /// Sequences that begin with the token the tokenizer puts before every text, where it does.
     pub with_bos: Option<u64>,
     pub at_longest: u64,
-    pub at_longest_stopped: u64,
+    /// `None`: no stop token is known.
+    pub at_longest_stopped: Option<u64>,
 }
 
 /// What the tokenizer puts before every text, if anything.
@@ -70,6 +71,7 @@ impl CorpusSigns {
     /// A corpus shard that can't be read.
     pub fn of(setup: &Setup, tokenizer: Option<&TextTokenizer>) -> Result<CorpusSigns> {
         let first = tokenizer.and_then(first_token);
+        let knows_stops = tokenizer.is_some_and(|t| !t.stops().is_empty() || t.eos().is_some());
         let is_stop =
             |id: &i32| tokenizer.is_some_and(|t| t.stops().contains(id) || t.eos() == Some(*id));
         let mut lengths = Vec::new();
@@ -95,7 +97,7 @@ impl CorpusSigns {
             lengths: Lengths::new(lengths),
             with_bos: first.map(|_| with_bos),
             at_longest: count,
-            at_longest_stopped: ended,
+            at_longest_stopped: knows_stops.then_some(ended),
         })
     }
 }

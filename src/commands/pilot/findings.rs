@@ -59,6 +59,8 @@ pub struct Inputs<'a> {
     pub sweep: Vec<SweepPoint>,
     pub lengths: Lengths,
     pub alarms: Vec<Alarm>,
+    /// Signs that could not be looked at.
+    pub not_judged: Vec<String>,
     pub provenance: &'a Value,
 }
 
@@ -77,6 +79,8 @@ pub struct Findings<'a> {
     pub tails: Vec<Estimate>,
     pub k_stored: usize,
     pub k_advised: Option<usize>,
+    /// The advice at the ends of the error of the tails; `None` where no k of the curve will do.
+    pub k_between: [Option<usize>; 2],
     pub k_costs: Vec<KCost>,
     pub budget_advised: Option<usize>,
 }
@@ -101,7 +105,14 @@ impl<'a> Findings<'a> {
         let (whole, left) = (time(inputs.extent.flops), time(inputs.extent.flops_left));
         let tails = tails(shards, all);
         let means: Vec<f64> = tails.iter().map(|tail| tail.value).collect();
-        let k_advised = advice::smallest_k(&means, inputs.settings.tail_below);
+        let below = inputs.settings.tail_below;
+        let k_advised = advice::smallest_k(&means, below);
+        let k_between = [-1.0, 1.0].map(|side| {
+            let ends = tails
+                .iter()
+                .map(|t| t.value + side * t.error.unwrap_or(0.0));
+            advice::smallest_k(&ends.collect::<Vec<_>>(), below)
+        });
         let peak = inputs.peaks[0].max(inputs.peaks[1]);
         let k_costs = k_costs(&inputs, &tails, k_advised)?;
         Ok(Findings {
@@ -113,6 +124,7 @@ impl<'a> Findings<'a> {
             peak,
             k_stored: inputs.settings.score.products.k,
             k_advised,
+            k_between,
             k_costs,
             budget_advised: advice::token_budget(&inputs.sweep, budget(&inputs)),
             tails,
@@ -191,10 +203,10 @@ impl<'a> Findings<'a> {
         let (shards, stored) = (self.inputs.measured.shards.len(), self.k_stored);
         Some(match self.inputs.settings.is_wide && advised < stored {
             true => format!(
-                "these {shards} shards hold k = {stored}: a run with -k {stored} counts them, and a reader takes the first {advised} columns; a run with -k {advised} goes to another --out and scores them again ({seconds:.0} s{cost})"
+                "These {shards} shards hold k = {stored}: a run with -k {stored} counts them, and a reader takes the first {advised} columns; a run with -k {advised} goes to another --out and scores them again ({seconds:.0} s{cost})"
             ),
             false => format!(
-                "these {shards} shards hold k = {stored} and count toward a run with -k {stored}; a run with -k {advised} goes to another --out and scores them again ({seconds:.0} s{cost}); a pilot with --k-max stores wide at once"
+                "These {shards} shards hold k = {stored} and count toward a run with -k {stored}; a run with -k {advised} goes to another --out and scores them again ({seconds:.0} s{cost}); a pilot with --k-max stores wide at once"
             ),
         })
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 
-use self::alarms::{Signs, alarms};
+use self::alarms::{Signs, alarms, not_judged};
 use self::choose::{Candidate, choose};
 use self::corpus::{CorpusSigns, shift_test};
 use self::findings::{Extent, Findings, Inputs};
@@ -24,7 +24,8 @@ use super::score::check_arrays;
 use super::score::forecast::PILOT_LOG;
 use super::score::pass::{Run, Tally};
 use super::score::setup::Setup;
-use super::{Interrupt, Outcome, Status, write_page};
+use super::written::{self, write_page};
+use super::{Interrupt, Outcome, Status};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::observed::Observed;
@@ -43,6 +44,7 @@ const SWEEP_SHARE: f64 = 0.1;
 /// # Errors
 /// As for `score`; a set without an open shard.
 pub fn pilot(settings: &PilotSettings, interrupt: &Interrupt) -> Result<Outcome> {
+    check_written(settings)?;
     let devices = Devices::open(&settings.score)?;
     let mut setup = Setup::new(&settings.score, &devices)?;
     // The second reduction has a slice of its own.
@@ -67,6 +69,11 @@ fn pilot_on<B: Backend>(
     setup: &Setup,
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
+    ensure!(
+        setup.demands.iter().any(|demand| demand.rows > 0),
+        "{}: expected rows to score, found none: every loss mask is 0",
+        settings.score.corpus.display()
+    );
     let store = Arc::new(TimedStore::new(Arc::new(LocalDisk::new(
         &settings.score.out,
     ))));
@@ -115,18 +122,37 @@ fn pilot_on<B: Backend>(
         sweep,
         lengths: corpus.lengths,
         alarms: alarms(&signs),
+        not_judged: not_judged(&signs),
         provenance: &provenance,
     })?;
     set.log(PILOT_LOG, &findings.note())?;
-    if let Some(path) = &settings.report {
-        write_page(path, &page::page(&findings, tokenizer.as_ref())?)?;
-        progress::note(&format!("report: {}", path.display()));
-    }
-    Ok(Outcome {
+    let mut outcome = Outcome {
         text: show::text(&findings),
         json: show::json(&findings),
         status: Status::Done,
-    })
+    };
+    if let Some(path) = &settings.report {
+        let page = page::page(&findings, tokenizer.as_ref())?;
+        match write_page(path, &page) {
+            Ok(()) => progress::note(&format!("report: {}", path.display())),
+            // What was measured is worth more than its page.
+            Err(error) => {
+                progress::note(&format!("note: no report: {error:#}"));
+                outcome.status = Status::Unfinished;
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+fn check_written(settings: &PilotSettings) -> Result<()> {
+    let PilotSettings { score, report, .. } = settings;
+    let files = [
+        ("report", report.as_deref()),
+        ("events", score.listeners.events.as_deref()),
+        ("metrics", score.listeners.metrics.as_deref()),
+    ];
+    written::check(&files, &[&score.out, &score.corpus, &score.teacher])
 }
 
 /// The shards to score: of those that are open.
@@ -171,6 +197,7 @@ fn signs(
     Ok(Signs {
         rows,
         mean_entropy: mean(|s| s.entropy),
+        mean_nll: mean(|s| s.nll),
         vocab: setup.vocab.scored,
         padded_mass: mean(|s| s.padded_mass),
         sequences: corpus.lengths.sequences,

@@ -44,7 +44,7 @@ pub fn page(f: &Findings, tokenizer: Option<&TokenDecoder>) -> Result<String> {
         page.alarm(alarm.name, &alarm.text);
     }
     if f.inputs.alarms.is_empty() {
-        page.fine("No alarm: entropy, alignment, first tokens, padded vocabulary and sequence ends look sound.");
+        page.fine(&show::no_alarm(f));
     }
     which_k(f, &mut page)?;
     speed(f, &mut page);
@@ -77,18 +77,18 @@ fn tile(label: &str, value: String, note: String) -> Tile {
 
 fn bill(f: &Findings) -> Vec<Tile> {
     let error = |error: Option<f64>| match error {
-        Some(error) => format!("± {} (95 %)", show::duration(error)),
+        Some(error) => format!("± {} (95 %)", text::duration(error)),
         None => "error unknown: one shard".to_owned(),
     };
     let whole = &f.whole;
     let mut tiles = vec![
         tile(
             "Time, whole job",
-            show::duration(whole.seconds.value),
+            text::duration(whole.seconds.value),
             format!(
                 "{}; {} left",
                 error(whole.seconds.error),
-                show::duration(f.left.seconds.value)
+                text::duration(f.left.seconds.value)
             ),
         ),
         tile(
@@ -226,7 +226,7 @@ fn speed(f: &Findings, page: &mut Page) {
             share: seconds,
             value: format!(
                 "{} ({})",
-                show::duration(seconds),
+                text::duration(seconds),
                 show::percent(seconds / f.inputs.wall_seconds)
             ),
         })
@@ -234,9 +234,9 @@ fn speed(f: &Findings, page: &mut Page) {
     page.bars(&bars);
     page.note(&format!(
         "Wall time {}; {} of it in no phase. Nothing runs beside these phases; the disk was waited for {}.",
-        show::duration(f.inputs.wall_seconds),
+        text::duration(f.inputs.wall_seconds),
         show::percent((f.unaccounted() / f.inputs.wall_seconds).max(0.0)),
-        show::duration(f.stalls())
+        text::duration(f.stalls())
     ));
 }
 
@@ -407,7 +407,7 @@ fn settings(f: &Findings) -> Vec<(String, String)> {
     );
     say(
         "commit",
-        format!("{} a shard", show::duration(f.commit_seconds())),
+        format!("{} a shard", text::duration(f.commit_seconds())),
     );
     say("mass on padded vocabulary", show::percent(f.padded_mass()));
     say("identity", f.inputs.setup.job.identity_sha256());

@@ -7,28 +7,16 @@ use crate::backend::observed::OpClass;
 use crate::commands::text::{self, Align};
 use crate::cost::spread::Estimate;
 
-/// Seconds as people say them.
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s >= 48.0 * 3600.0 => format!("{} hours", text::figure(s / 3600.0)),
-        s if s >= 3600.0 => format!("{:.1} hours", s / 3600.0),
-        s if s >= 90.0 => format!("{:.1} min", s / 60.0),
-        s if s >= 9.95 => format!("{s:.1} s"),
-        s if s >= 0.995 => format!("{s:.2} s"),
-        s => format!("{:.0} ms", 1000.0 * s),
-    }
-}
-
 /// A time with its error and its cost.
 pub fn time(time: &Time) -> String {
     let error = match time.seconds.error {
-        Some(error) => format!(" ± {}", duration(error)),
+        Some(error) => format!(" ± {}", text::duration(error)),
         None => ", error unknown (one shard)".to_owned(),
     };
     let cost = time
         .cost
         .map_or(String::new(), |cost| format!(", ${cost:.2}"));
-    format!("{}{error}{cost}", duration(time.seconds.value))
+    format!("{}{error}{cost}", text::duration(time.seconds.value))
 }
 
 pub fn percent(share: f64) -> String {
@@ -58,12 +46,34 @@ pub fn k_advice(f: &Findings) -> String {
 pub fn k_reason(f: &Findings) -> String {
     let bound = percent(f.inputs.settings.tail_below);
     match f.k_advised {
-        Some(_) => format!("the smallest with a mean tail below {bound}"),
+        Some(_) => format!("the smallest with a mean tail below {bound}{}", k_error(f)),
         None => format!(
             "k = {} leaves {}, above {bound}",
             f.tails.len(),
             f.tails.last().map_or("-".to_owned(), tail)
         ),
+    }
+}
+
+/// How far the advice on k may be off.
+fn k_error(f: &Findings) -> String {
+    let said = |k: Option<usize>| k.map_or(format!("over {}", f.tails.len()), |k| k.to_string());
+    match f.k_between {
+        _ if f.tails.iter().all(|tail| tail.error.is_none()) => String::new(),
+        [from, to] if from == to => String::new(),
+        [from, to] => format!(
+            "; {} to {} by the spread between these shards (95 %)",
+            said(from),
+            said(to)
+        ),
+    }
+}
+
+/// That nothing looks wrong, and what could not be looked at.
+pub fn no_alarm(f: &Findings) -> String {
+    match f.inputs.not_judged.as_slice() {
+        [] => "no alarm: entropy, alignment, first tokens, padded vocabulary and sequence ends look sound".to_owned(),
+        unknown => format!("no alarm; not judged: {}", unknown.join(", ")),
     }
 }
 
@@ -77,7 +87,7 @@ pub fn text(f: &Findings) -> String {
         shown += &format!("\nalarm: {}: {}\n", alarm.name, alarm.text);
     }
     if f.inputs.alarms.is_empty() {
-        shown += "\nno alarm: entropy, alignment, first tokens, padded vocabulary and sequence ends look sound\n";
+        shown += &format!("\n{}\n", no_alarm(f));
     }
     if let Some(rescoring) = f.rescoring() {
         shown += &format!("{rescoring}\n");
@@ -96,7 +106,7 @@ fn facts(f: &Findings) -> Vec<(&'static str, String)> {
                 extent.shards,
                 text::count(f.rows()),
                 text::count(extent.rows),
-                duration(f.seconds())
+                text::duration(f.seconds())
             ),
         ),
         ("the whole job", time(&f.whole)),
@@ -131,7 +141,7 @@ fn facts(f: &Findings) -> Vec<(&'static str, String)> {
             "stalls",
             format!(
                 "{} waiting for the disk; nothing overlaps",
-                duration(f.stalls())
+                text::duration(f.stalls())
             ),
         ),
     ]);
@@ -255,6 +265,8 @@ pub fn json(f: &Findings) -> Value {
                 "id": s.id, "tokens": s.tokens, "rows": s.rows, "flops": s.flops,
                 "seconds": s.seconds,
             })).collect::<Value>(),
+            "not_judged": f.inputs.not_judged,
+            "recommended_k_between": f.k_between,
             "alarms": f.inputs.alarms.iter().map(|a| json!({
                 "name": a.name, "text": a.text,
             })).collect::<Value>(),

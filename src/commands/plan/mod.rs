@@ -130,7 +130,17 @@ impl Planned<'_> {
                 Ok(vec![self.offer("this CPU", peak, memory, 4, source)])
             }
             (GpuChoice::Named(gpu), peak) => {
-                let peak = peak.or(gpu.bf16_tflops).ok_or_else(|| {
+                if let Some(peak) = peak {
+                    let memory = gpu.memory_bytes();
+                    return Ok(vec![self.offer(
+                        gpu.name,
+                        peak * 1e12,
+                        memory,
+                        2,
+                        "--peak-tflops",
+                    )]);
+                }
+                let peak = gpu.bf16_tflops.ok_or_else(|| {
                     anyhow!(
                         "gpu: {}: expected a device with bf16 products, found none ({}); --peak-tflops sets a peak",
                         gpu.name,

@@ -84,7 +84,7 @@ impl Planned<'_> {
     pub fn offer_facts(&self, offer: &Offer) -> Vec<(&'static str, String)> {
         let fit = &offer.fit;
         let held = format!(
-            "{} of memory a device: weights {}, activations {} for {} tokens, logits slice {} for {} rows",
+            "{} of memory: weights {}, activations {} for {} tokens, logits slice {} for {} rows",
             text::si(fit.needed() as f64, "B"),
             text::si(fit.weights as f64, "B"),
             text::si(fit.activations as f64, "B"),
@@ -117,26 +117,36 @@ impl Planned<'_> {
         }
     }
 
-    fn shard_tokens_of(&self, advice: &ShardAdvice, offer: &Offer) -> u64 {
-        let seconds = offer.bill.device_hours * 3600.0;
-        (self.size.tokens as f64 * (advice.seconds / seconds).min(1.0)) as u64
+    /// The tokens of the shard that wastes least, within what the job allows: a sequence at least,
+    /// and a shard for every device; and what shards of that size waste.
+    fn shard_size(&self, best: &ShardAdvice, offer: &Offer) -> (u64, ShardAdvice) {
+        let seconds_a_token = offer.bill.device_hours * 3600.0 / self.size.tokens.max(1) as f64;
+        let most = self.size.tokens.div_ceil(offer.devices.count);
+        let least = (self.size.longest as u64).max(1);
+        let tokens = ((best.seconds / seconds_a_token) as u64)
+            .min(most)
+            .max(least);
+        let seconds = tokens as f64 * seconds_a_token;
+        let (reclaims, commit) = (self.settings.reclaim_per_hour, self.settings.commit_seconds);
+        (tokens, ShardAdvice::of(seconds, reclaims, commit))
     }
 
-    pub fn advice_text(&self, advice: &ShardAdvice, offer: &Offer) -> String {
+    pub fn advice_text(&self, best: &ShardAdvice, offer: &Offer) -> String {
+        let (tokens, advice) = self.shard_size(best, offer);
         format!(
-            "shard size  --shard-tokens {} ({:.0} min): a reclaim loses {:.0} min in the mean, {:.1} % of all time goes on commits of {} s and on work done twice, at {} reclaims an hour\n",
-            self.shard_tokens_of(advice, offer),
-            advice.seconds / 60.0,
-            advice.lost_seconds / 60.0,
+            "shard size  --shard-tokens {tokens} ({}): a reclaim loses {} in the mean, {:.1} % of all time goes on commits of {} s and on work done twice, at {} reclaims an hour\n",
+            text::duration(advice.seconds),
+            text::duration(advice.lost_seconds),
             100.0 * advice.overhead,
             self.settings.commit_seconds,
             self.settings.reclaim_per_hour,
         )
     }
 
-    pub fn advice_json(&self, advice: &ShardAdvice, offer: &Offer) -> Value {
+    pub fn advice_json(&self, best: &ShardAdvice, offer: &Offer) -> Value {
+        let (tokens, advice) = self.shard_size(best, offer);
         json!({
-            "shard_tokens": self.shard_tokens_of(advice, offer),
+            "shard_tokens": tokens,
             "shard_seconds": advice.seconds,
             "lost_seconds": advice.lost_seconds,
             "overhead": advice.overhead,
@@ -175,7 +185,9 @@ impl Offer {
         match (self.memory, self.fit.split) {
             (0, _) => "not known: no memory is stated".to_owned(),
             (_, Some(1)) => "yes, whole on each device".to_owned(),
-            (_, Some(n)) => format!("no: its weights would have to be split over {n} devices"),
+            (_, Some(n)) => format!(
+                "no: its weights would have to be split over {n} devices; device hours and cost stay, hours are those of a --count that {n} divides"
+            ),
             (_, None) => {
                 "no: not even its activations fit; a smaller --token-budget needs less".to_owned()
             }
@@ -228,7 +240,7 @@ pub fn offers_table(offers: &[Offer]) -> String {
                     (_, None) => "none".to_owned(),
                     (_, Some(n)) => n.to_string(),
                 },
-                offer.devices.count.to_string(),
+                text::count(offer.devices.count),
                 text::figure(offer.bill.hours),
                 offer
                     .bill

@@ -1,18 +1,18 @@
 //! How much there is to score: counted in a corpus, or as the user says.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 
 use crate::commands::score::setup::{demands, longest_sequence};
 use crate::commands::text;
-use crate::config::PlanSettings;
+use crate::config::{PlanSettings, SHARD_TOKENS};
 use crate::model::{Demand, Description};
 use crate::store::size::ShardCounts;
 use crate::store::{CorpusReader, PlannedShard, plan_shards};
 
 /// Tokens of a sequence where nothing says how long they are.
 const LENGTH_ASSUMED: usize = 2048;
-/// Tokens of a scored shard where nothing says, as `prepare` cuts them.
-const SHARD_TOKENS: u64 = 1 << 22;
+/// More shards than this are no job, and their records alone would fill the memory.
+const SHARDS_MAX: u64 = 1_000_000;
 
 /// How much there is to score.
 pub struct Size {
@@ -28,7 +28,7 @@ pub struct Size {
 impl Size {
     pub fn of(settings: &PlanSettings, description: &Description) -> Result<Size> {
         match (settings.has_corpus, settings.tokens) {
-            (_, Some(tokens)) => Ok(Size::of_totals(settings, description, tokens)),
+            (_, Some(tokens)) => Size::of_totals(settings, description, tokens),
             (true, None) => Size::of_corpus(settings, description),
             (false, None) => Err(anyhow!("expected --corpus, or --tokens and --rows")),
         }
@@ -58,14 +58,22 @@ impl Size {
         })
     }
 
-    fn of_totals(settings: &PlanSettings, description: &Description, tokens: u64) -> Size {
+    fn of_totals(settings: &PlanSettings, description: &Description, tokens: u64) -> Result<Size> {
         let rows = settings.rows.unwrap_or(tokens);
-        let length = settings.length.unwrap_or(LENGTH_ASSUMED);
-        let shard_tokens = settings
-            .score
-            .shard_tokens
-            .map_or(SHARD_TOKENS, |n| n as u64);
+        let assumed = LENGTH_ASSUMED.min(description.context);
+        let length = settings.length.unwrap_or(assumed);
+        let shard_tokens = settings.score.shard_tokens.unwrap_or(SHARD_TOKENS) as u64;
         let shards = tokens.div_ceil(shard_tokens).max(1);
+        ensure!(
+            shards <= SHARDS_MAX,
+            "tokens: expected at most {SHARDS_MAX} shards, found {shards} of {shard_tokens} tokens; --shard-tokens {} makes fewer",
+            tokens.div_ceil(SHARDS_MAX)
+        );
+        ensure!(
+            length <= description.context,
+            "length: expected at most {}, the teacher's max_position_embeddings, found {length}; --length says how long sequences are",
+            description.context
+        );
         let share = |total: u64, i: u64| {
             let at = |i: u64| (u128::from(total) * u128::from(i) / u128::from(shards)) as u64;
             at(i + 1) - at(i)
@@ -81,7 +89,7 @@ impl Size {
             tokens: share(tokens, i),
             rows: share(rows, i),
         });
-        Size {
+        Ok(Size {
             demand: Demand::even(description, tokens, rows, length),
             plan: plan.collect(),
             counts: counts.collect(),
@@ -91,6 +99,6 @@ impl Size {
                 Some(length) => format!("{length} tokens a sequence"),
                 None => format!("{length} tokens a sequence, assumed; --length says otherwise"),
             },
-        }
+        })
     }
 }

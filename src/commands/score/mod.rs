@@ -12,7 +12,7 @@ use self::forecast::Forecast;
 use self::pass::{NoWatcher, Run, Tally};
 use self::setup::Setup;
 use super::devices::{self, Devices};
-use super::{Interrupt, Outcome, Status, text};
+use super::{Interrupt, Outcome, Status, text, written};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::config::ScoreSettings;
@@ -24,6 +24,14 @@ use crate::store::{Manifest, PlannedShard, ScoredSet, Sums};
 /// # Errors
 /// What [`Setup::new`] refuses, another identity, or a shard that can't be scored.
 pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome> {
+    let files = [
+        ("events", settings.listeners.events.as_deref()),
+        ("metrics", settings.listeners.metrics.as_deref()),
+    ];
+    written::check(
+        &files,
+        &[&settings.out, &settings.corpus, &settings.teacher],
+    )?;
     let devices = Devices::open(settings)?;
     let setup = Setup::new(settings, &devices)?;
     let set = ScoredSet::open_or_create(&settings.out, &setup.job)?;

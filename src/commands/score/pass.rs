@@ -171,7 +171,7 @@ impl<'a, B: Backend> Run<'a, B> {
             queue: Mutex::new(Queue::new(shards)),
             tally: Mutex::default(),
             watcher: Mutex::new(&mut told),
-            progress: self.progress(shards),
+            progress: self.progress(shards)?,
             started: Instant::now(),
             failed: AtomicBool::new(false),
         };
@@ -392,15 +392,19 @@ impl<'a, B: Backend> Run<'a, B> {
         Ok(())
     }
 
-    fn progress(&self, shards: &[PlannedShard]) -> Progress {
+    fn progress(&self, shards: &[PlannedShard]) -> Result<Progress> {
         let now: HashSet<&str> = shards.iter().map(|planned| planned.id.as_str()).collect();
         let left = self
             .setup
             .shards()
             .filter(|(planned, _)| now.contains(planned.id.as_str()))
             .map(|(_, demand)| demand.rows);
-        let total = self.setup.demands.iter().map(|demand| demand.rows).sum();
-        Progress::new("scoring", "rows", total, total - left.sum::<u64>())
+        let manifests = self.set.manifests()?;
+        let committed = self.setup.shards().zip(&manifests);
+        let committed = committed.filter(|(_, manifest)| manifest.is_some());
+        let committed: u64 = committed.map(|((_, demand), _)| demand.rows).sum();
+        let total = committed + left.sum::<u64>();
+        Ok(Progress::new("scoring", "rows", total, committed))
     }
 
     /// What was observed about a shard; no part of the data.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::pass::{ShardDone, Watcher};
 use crate::canonical;
-use crate::commands::write_page;
+use crate::commands::written::write_page;
 use crate::config::Listeners;
 use crate::cost::bill::mfu;
 use crate::progress;
