@@ -108,7 +108,7 @@ fn bill(f: &Findings) -> Vec<Tile> {
             "MFU",
             show::percent(f.mfu()),
             format!(
-                "{} of {}, f32 products measured in this run",
+                "{} of {}, products measured in this run",
                 text::si(f.achieved, "FLOP/s"),
                 text::si(f.peak, "FLOP/s")
             ),
@@ -210,7 +210,7 @@ fn speed(f: &Findings, page: &mut Page) {
             text::si(f.ceiling, "FLOP/s")
         ),
         format!(
-            "peak {}: plain f32 products on all threads",
+            "peak {}: plain products, nothing else",
             text::si(f.peak, "FLOP/s")
         ),
     ];

@@ -117,7 +117,7 @@ fn facts(f: &Findings) -> Vec<(&'static str, String)> {
         (
             "speed",
             format!(
-                "{} tokens/s, {}, MFU {} of {} (f32 products measured in this run)",
+                "{} tokens/s, {}, MFU {} of {} (products measured in this run)",
                 text::figure(f.tokens() as f64 / f.seconds()),
                 text::si(f.achieved, "FLOP/s"),
                 percent(f.mfu()),
