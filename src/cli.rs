@@ -323,6 +323,11 @@ pub struct PlanArgs {
     /// What a commit costs, in seconds, for the shard size [default: 2].
     #[arg(long, value_name = "F")]
     pub commit_seconds: Option<f64>,
+
+    /// Instead of the bill: what one batch of --length tokens a sequence [default: 512] takes on a
+    /// CUDA device, by kernel, and how long that should be.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, hide_possible_values = true, value_name = "BOOL")]
+    pub kernels: Option<bool>,
 }
 
 #[derive(Args, Serialize, Deserialize, Debug, Default, Clone)]

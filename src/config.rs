@@ -200,6 +200,8 @@ pub struct PlanSettings {
     pub count: u64,
     pub reclaim_per_hour: f64,
     pub commit_seconds: f64,
+    /// One batch by kernel, instead of the bill.
+    pub kernels: bool,
 }
 
 /// Everything `pilot` needs, resolved.
@@ -252,6 +254,7 @@ impl PlanSettings {
             count: args.count.unwrap_or(1),
             reclaim_per_hour: args.reclaim_per_hour.unwrap_or(0.05),
             commit_seconds: within(args.commit_seconds, "commit-seconds", f64::MAX)?.unwrap_or(2.0),
+            kernels: args.kernels.unwrap_or(false),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod bill;
 pub mod device;
+pub mod kernels;
 pub mod spread;
 
 use crate::model::{Description, Limits};

@@ -28,7 +28,7 @@
 //! | [`backend`] | the trait with the shape of every op; the CPU; CUDA devices | products |
 //! | [`batch`] | length sort and token budget: shard to packed batches | corpus |
 //! | [`model`] | teacher description, weights, decoder, head | canonical, mapped, backend, batch, products |
-//! | [`cost`] | FLOPs, bytes, memory plan: pure arithmetic | model, products |
+//! | [`cost`] | FLOPs, bytes, memory plan: pure arithmetic | backend, gpu, model, products |
 //! | [`store`] | arrays, manifests, the commit protocol, readers | canonical, mapped, corpus, products |
 //! | [`score`] | one shard, start to end, on one screen | corpus, batch, model, backend, products |
 //! | [`config`] | what the user typed, resolved once; identity | anything but commands |

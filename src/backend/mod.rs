@@ -8,6 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod observed;
+pub mod priced;
 mod weight;
 
 use std::ops::Range;

@@ -200,6 +200,18 @@ impl HostWeight {
         HostWeight::stored(bytes, None, Encoding::Float(FloatDtype::F32), shape)
     }
 
+    /// A weight of zeros, of which one line is kept: for a description without its checkpoint.
+    pub fn zeros(shape: Vec<usize>) -> HostWeight {
+        let columns: usize = shape[1..].iter().product();
+        let one = HostWeight::from_f32(&vec![0.0; columns], vec![1, columns]);
+        let always_the_first = Lines {
+            start: 0,
+            group: 1,
+            step: 0,
+        };
+        one.used_as(always_the_first, Order::Lines, shape)
+    }
+
     /// The same bytes, read as rows in another way.
     ///
     /// # Panics

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::buffers::{AttentionWork, Tables, Upload, Workspace};
 use super::description::{Attention, Description, Layer, Mlp, QkNormAt, Residual};
-use super::teacher::Teacher;
+use super::teacher::WeightSource;
 use super::weights::{KeyWeights, LayerWeights, MlpWeights, QueryWeights, Weights};
 use crate::backend::{
     self, Activation, Backend, HeadRows, Into, Linear, LogitRule, MlpWork, Norm, Precision, Tensor,
@@ -54,11 +54,11 @@ impl<'a, B: Backend> Decoder<'a, B> {
     /// Loads the weights and allocates all buffers.
     pub fn new(
         backend: &'a B,
-        teacher: &'a Teacher,
+        teacher: &'a impl WeightSource,
         limits: Limits,
         vocabulary: Vocabulary,
     ) -> Result<Decoder<'a, B>> {
-        let description = &teacher.description;
+        let description = teacher.description();
         Ok(Decoder {
             backend,
             description,

@@ -22,7 +22,7 @@ pub use checkpoint::Checkpoint;
 pub use decoder::{Begun, Decoder, Limits, Vocabulary};
 pub use description::Description;
 pub use fingerprint::{FileHashes, HashCache, file_states, teacher_fingerprint};
-pub use teacher::{Teacher, Unknown};
+pub use teacher::{Teacher, Unknown, WeightSource};
 pub use work::{Demand, Parameters, Work};
 
 use std::path::Path;

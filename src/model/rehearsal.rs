@@ -6,7 +6,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::decoder::Decoder;
-use super::teacher::Teacher;
+use super::teacher::{Teacher, WeightSource};
 use crate::backend::{Backend, FloatDtype, HeadRows, HostWeight, LogitRule};
 use crate::batch::{BatchRow, PackedBatch, PackedSequence};
 

@@ -43,6 +43,38 @@ pub struct Teacher {
     pub notes: Vec<String>,
 }
 
+/// Where a decoder's weights come from.
+pub trait WeightSource {
+    fn description(&self) -> &Description;
+
+    fn weight(&self, spec: &WeightSpec) -> HostWeight;
+
+    /// (V, H)
+    fn embedding(&self) -> HostWeight;
+
+    /// (V, H)
+    fn head(&self) -> HostWeight;
+}
+
+/// A description alone: every weight has its shape, and zeros for numbers.
+impl WeightSource for Description {
+    fn description(&self) -> &Description {
+        self
+    }
+
+    fn weight(&self, spec: &WeightSpec) -> HostWeight {
+        HostWeight::zeros(spec.shape.clone())
+    }
+
+    fn embedding(&self) -> HostWeight {
+        self.weight(&self.embedding)
+    }
+
+    fn head(&self) -> HostWeight {
+        self.weight(&self.head.weight)
+    }
+}
+
 impl Teacher {
     /// # Errors
     /// All that is wrong with the checkpoint, in one message, before anything is scored.
@@ -93,12 +125,18 @@ impl Teacher {
             notes,
         })
     }
+}
+
+impl WeightSource for Teacher {
+    fn description(&self) -> &Description {
+        &self.description
+    }
 
     /// A needed weight.
     ///
     /// # Panics
     /// When the description doesn't need it: `open` has checked those it needs.
-    pub fn weight(&self, spec: &WeightSpec) -> HostWeight {
+    fn weight(&self, spec: &WeightSpec) -> HostWeight {
         let stored = |tensor: &TensorSpec| {
             let name = self.spelling.of(&tensor.name);
             let tensor = self.checkpoint.tensors.get(&name);
@@ -128,12 +166,12 @@ impl Teacher {
     }
 
     /// (V, H)
-    pub fn embedding(&self) -> HostWeight {
+    fn embedding(&self) -> HostWeight {
         self.weight(&self.embedding)
     }
 
     /// (V, H)
-    pub fn head(&self) -> HostWeight {
+    fn head(&self) -> HostWeight {
         self.weight(&self.head)
     }
 }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::description::{self as spec, Keys, Query, WeightSpec};
-use super::teacher::Teacher;
+use super::teacher::WeightSource;
 use crate::backend::{Backend, Experts, HostWeight, Linear, Mlp, Norm};
 
 /// One layer's weights; the same fields as `description::Layer`.
@@ -66,9 +66,13 @@ pub struct Weights<B: Backend> {
 
 impl<B: Backend> Weights<B> {
     /// Makes every weight ready. Head rows from `vocab_scored` on are left out.
-    pub fn load(backend: &B, teacher: &Teacher, vocab_scored: usize) -> Result<Weights<B>> {
+    pub fn load(
+        backend: &B,
+        teacher: &impl WeightSource,
+        vocab_scored: usize,
+    ) -> Result<Weights<B>> {
         let load = Loader { backend, teacher };
-        let description = &teacher.description;
+        let description = teacher.description();
         let layers = description.layers.iter();
         let scored = |weight: HostWeight| backend.weight(&weight.slice_rows(0..vocab_scored));
         let bias = description.head.bias.as_ref();
@@ -90,12 +94,12 @@ impl<B: Backend> Weights<B> {
     }
 }
 
-struct Loader<'a, B> {
+struct Loader<'a, B, S> {
     backend: &'a B,
-    teacher: &'a Teacher,
+    teacher: &'a S,
 }
 
-impl<B: Backend> Loader<'_, B> {
+impl<B: Backend, S: WeightSource> Loader<'_, B, S> {
     fn layer(&self, layer: &spec::Layer) -> Result<LayerWeights<B>> {
         let attention = &layer.attention;
         Ok(LayerWeights {

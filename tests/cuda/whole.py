@@ -4,11 +4,13 @@ A teacher is one of the fixtures; what must come out is known from transformers,
 from the program's own run under other circumstances.
 """
 
+import json
 import re
 import signal
 import tempfile
 from pathlib import Path
 
+import made_teachers
 import parity
 from build import OUT
 from program import Failed, Program, hashes, manifests, until, write_corpus
@@ -263,3 +265,54 @@ def steady(bench):
             yield f"{len(pageable)} copies that aren't pinned, the first: {pageable[0]}"
 
     return [with_job(act)]
+
+
+def launches(bench):
+    """`plan --kernels` predicts exactly the launches of a batch."""
+
+    def act(job):
+        length, sequences = 20, 6
+        counted = []
+        for batches in (1, 2):
+            count = batches * sequences
+            kept = made_teachers.random_sequences(job.fixture.vocab, count, length)
+            job.corpus = write_corpus(job.folder / f"even-{batches}", kept, job.fixture.vocab)
+            log = job.folder / f"log-{batches}"
+            limits = "--token-budget", sequences * length, "--head-chunk", 50
+            job.score(bench.program.under(log=log), f"out-{batches}", *limits)
+            counted.append(count_kernels(log.read_text(encoding="utf-8")))
+        found = {k: n - counted[0].get(k, 0) for k, n in counted[1].items()}
+        found = {k: n for k, n in found.items() if n}
+        said = bench.program.run(
+            "plan", "--teacher", job.fixture.folder, "--kernels", "--json", "--length", length,
+            "--token-budget", sequences * length, "--head-chunk", 50,
+        )  # fmt: skip
+        predicted = {}
+        for used in json.loads(said.stdout)["kernels"]:
+            predicted[used["kernel"]] = predicted.get(used["kernel"], 0) + used["launches"]
+        for kernel in sorted(found.keys() | predicted.keys()):
+            if found.get(kernel) != predicted.get(kernel):
+                yield (
+                    f"{job.fixture.name}: {kernel} is launched {found.get(kernel, 0)} times, "
+                    f"{predicted.get(kernel, 0)} are predicted"
+                )
+
+    return [with_job(act, name) for name in VARIED]
+
+
+def count_kernels(log):
+    """Launches of each kernel; a product by cuBLASLt counts as the project's own would."""
+    counts = {}
+    types = {"0": "f32", "14": "bf16"}
+    for line in log.splitlines():
+        words = line.split()
+        if words[0] == "launch":
+            name = words[1]
+        elif words[0] == "product":
+            name = f"matmul_{types[words[8]]}_{types[words[10]]}"
+        elif words[0] == "copy":
+            name = "copy"
+        else:
+            continue
+        counts[name] = counts.get(name, 0) + 1
+    return counts

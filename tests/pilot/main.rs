@@ -8,6 +8,7 @@ mod golden;
 mod program;
 
 mod counting;
+mod kernels;
 mod pilot;
 mod plan;
 mod told;

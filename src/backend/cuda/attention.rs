@@ -23,12 +23,12 @@ pub const F32_SHARED_BYTES_MAX: u32 =
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionKernel {
     pub name: &'static str,
-    head_dim: usize,
-    value_dim: usize,
+    pub head_dim: usize,
+    pub value_dim: usize,
     /// Packed rows of a tile.
     pub rows: usize,
     /// Of a block.
-    keys: usize,
+    pub keys: usize,
 }
 
 const fn kernel(name: &'static str, dims: [usize; 2], rows: usize, keys: usize) -> AttentionKernel {

@@ -23,7 +23,7 @@
 //! sums in one order.
 
 mod arena;
-mod attention;
+pub(super) mod attention;
 mod compile;
 mod driver;
 mod experts;

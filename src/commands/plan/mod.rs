@@ -1,5 +1,6 @@
 //! `plan`: the bill from config.json and the corpus's lengths, before a weight is loaded.
 
+mod kernels;
 mod show;
 mod size;
 
@@ -30,6 +31,9 @@ const GPU_HEAD_CHUNK: usize = 1024;
 /// # Errors
 /// A config that can't be honoured, a corpus that can't be read, or no size to plan for.
 pub fn plan(settings: &PlanSettings) -> Result<Outcome> {
+    if settings.kernels {
+        return kernels::kernels(settings);
+    }
     let description = describe(&settings.score.teacher)?;
     let size = Size::of(settings, &description)?;
     let vocab = settings.score.vocab_limit.unwrap_or(description.vocab);
