@@ -81,7 +81,10 @@ fn what_cannot_be_planned_is_refused_with_a_way_out() {
         (&["--tokens", "10", "--count", "0"], "count: expected"),
         (&["--tokens", "1e18"], "--shard-tokens"),
         (&["--tokens", "1e99"], "up to 1e18"),
-        (&["--tokens", "10", "--length", "200000"], "length: expected"),
+        (
+            &["--tokens", "10", "--length", "200000"],
+            "length: expected",
+        ),
         (&[], "--corpus"),
     ];
     for (options, expected) in cases {
