@@ -8,7 +8,7 @@
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gpu {
     pub name: &'static str,
-    /// Shorter names for the same.
+    /// Other names for the same: shorter ones, and what its driver calls it.
     pub aliases: &'static [&'static str],
     /// `None`: the device has no bf16 products.
     pub bf16_tflops: Option<f64>,
@@ -119,7 +119,7 @@ pub const TABLE: &[Gpu] = &[
     ),
     gpu(
         "GH200",
-        &["GH200 96GB"],
+        &["GH200 96GB", "GH200 480GB"],
         [Some(990.0), Some(1979.0)],
         [96.0, 4000.0],
         "NVIDIA GH200 Grace Hopper Superchip datasheet, 96 GB HBM3",
@@ -147,7 +147,7 @@ pub const TABLE: &[Gpu] = &[
     ),
     gpu(
         "RTX 6000 Ada",
-        &[],
+        &["RTX 6000 Ada Generation"],
         [Some(364.2), Some(728.5)],
         [48.0, 960.0],
         "NVIDIA Ada architecture whitepaper for professional graphics",
@@ -161,21 +161,21 @@ pub const TABLE: &[Gpu] = &[
     ),
     gpu(
         "RTX 5090",
-        &["5090"],
+        &["5090", "GeForce RTX 5090"],
         [Some(209.5), Some(419.0)],
         [32.0, 1792.0],
         "NVIDIA RTX Blackwell architecture whitepaper, f32 accumulation",
     ),
     gpu(
         "RTX 4090",
-        &["4090"],
+        &["4090", "GeForce RTX 4090"],
         [Some(165.2), Some(330.3)],
         [24.0, 1008.0],
         "NVIDIA Ada architecture whitepaper, f32 accumulation",
     ),
     gpu(
         "RTX 3090",
-        &["3090"],
+        &["3090", "GeForce RTX 3090"],
         [Some(71.0), None],
         [24.0, 936.0],
         "NVIDIA Ampere GA102 architecture whitepaper, f32 accumulation",

@@ -95,6 +95,12 @@ pub fn plan(
     settings: &ScoreSettings,
     [longest, tokenizer]: [usize; 2],
 ) -> Result<(Limits, Bytes)> {
+    ensure!(
+        shape.products.k <= cuda::K_MAX,
+        "k: expected at most {} on a CUDA device, found {}",
+        cuda::K_MAX,
+        shape.products.k
+    );
     let budgets = settings
         .token_budget
         .map_or(BUDGETS.to_vec(), |budget| vec![budget]);

@@ -48,6 +48,7 @@ use serde_json::{Value, json};
 
 pub use self::arena::Bytes;
 pub use self::compile::KernelCache;
+pub use self::kernels::K_MAX;
 pub use self::tensor::{Kind, TILE};
 
 use self::arena::{Arena, Room, Use};
