@@ -112,6 +112,12 @@ DRIVER_FUNCTION cuInit(unsigned flags) {
     return SUCCESS;
 }
 
+// NVRTC from 13.0 on asks a driver it finds for tables of its own; there are none.
+DRIVER_FUNCTION cuGetExportTable(const void** table, const void*) {
+    *table = nullptr;
+    return NOT_FOUND;
+}
+
 DRIVER_FUNCTION cuDriverGetVersion(int* version) {
     *version = settings().driver;
     return SUCCESS;
