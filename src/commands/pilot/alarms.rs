@@ -226,6 +226,10 @@ mod tests {
         for (name, signs) in cases {
             assert_eq!(names(signs), [name]);
         }
+    }
+
+    #[test]
+    fn what_is_not_known_alarms_nobody_and_is_said() {
         let ended = Signs {
             at_longest: 9,
             at_longest_stopped: Some(9),

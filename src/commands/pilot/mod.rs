@@ -104,13 +104,8 @@ fn pilot_on<B: Backend>(
     let middle = &shards[shards.len() / 2];
     let seconds = settings.sweep_seconds;
     let seconds = seconds.unwrap_or((SWEEP_SHARE * tally.seconds).max(SWEEP_SECONDS));
-    let sweep = sweep::sweep(
-        observed[0].inner(),
-        setup,
-        &settings.score,
-        middle,
-        [seconds, rate],
-    )?;
+    let device = observed[0].inner();
+    let sweep = sweep::sweep(device, setup, &settings.score, middle, [seconds, rate])?;
     let provenance = run.provenance();
     let findings = Findings::new(Inputs {
         settings,
@@ -126,23 +121,34 @@ fn pilot_on<B: Backend>(
         provenance: &provenance,
     })?;
     set.log(PILOT_LOG, &findings.note())?;
-    let mut outcome = Outcome {
+    Ok(Outcome {
         text: show::text(&findings),
         json: show::json(&findings),
-        status: Status::Done,
+        status: report(settings, &findings, tokenizer.as_ref())?,
+    })
+}
+
+/// Writes the page that was asked for. What was measured is worth more than its page: without one
+/// work is left.
+fn report(
+    settings: &PilotSettings,
+    findings: &Findings,
+    tokenizer: Option<&TokenDecoder>,
+) -> Result<Status> {
+    let Some(path) = &settings.report else {
+        return Ok(Status::Done);
     };
-    if let Some(path) = &settings.report {
-        let page = page::page(&findings, tokenizer.as_ref())?;
-        match write_page(path, &page) {
-            Ok(()) => progress::note(&format!("report: {}", path.display())),
-            // What was measured is worth more than its page.
-            Err(error) => {
-                progress::note(&format!("note: no report: {error:#}"));
-                outcome.status = Status::Unfinished;
-            }
+    let page = page::page(findings, tokenizer)?;
+    Ok(match write_page(path, &page) {
+        Ok(()) => {
+            progress::note(&format!("report: {}", path.display()));
+            Status::Done
         }
-    }
-    Ok(outcome)
+        Err(error) => {
+            progress::note(&format!("note: no report: {error:#}"));
+            Status::Unfinished
+        }
+    })
 }
 
 fn check_written(settings: &PilotSettings) -> Result<()> {
