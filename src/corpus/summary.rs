@@ -54,8 +54,8 @@ pub struct Tally {
     seen: HashSet<u64>,
 }
 
-/// Sequences that later ones are compared with: 64 MiB of hashes at most.
-const SEEN_MAX: usize = 1 << 22;
+/// Sequences that later ones are compared with: 36 MiB of hashes at most, so that memory stays flat.
+const SEEN_MAX: usize = 1 << 21;
 
 impl Tally {
     /// The number of the next source row.

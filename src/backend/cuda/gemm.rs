@@ -28,6 +28,9 @@ use crate::backend::Into;
 const ROWS_ASKED: usize = 16_384;
 /// Proposals looked at.
 const PROPOSALS_MAX: usize = 16;
+/// Rows that every buffer has room for, so that an algorithm is tried on as many rows whatever the
+/// token budget: one that a large budget refuses must not pass under a small one.
+pub const ROWS_LEAST: usize = 8 * TILE;
 /// What the library may use while it multiplies.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// Every pointer and every row starts at a multiple of this.

@@ -64,8 +64,8 @@ use super::HostWeight;
 /// Bytes of a batch's own besides its rows, for each of its tokens, at most: token ids, positions,
 /// places in rope tables, spans and tiles of as many sequences as tokens.
 const BATCH_BYTES_PER_TOKEN: usize = 2048;
-/// The same for a batch of any size.
-const BATCH_BYTES: usize = 4 << 20;
+/// The same for a batch of any size, the least room of its own rope tables included.
+const BATCH_BYTES: usize = 8 << 20;
 
 /// The driver of this machine, and where libraries are looked for.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use super::arena::{Room, Use};
 use super::attention::{self, AttentionKernel, DeviceAttention, DeviceSegments, HEAD_DIM_MAX};
 use super::driver::Stream;
 use super::experts::{DeviceExperts, DeviceRouter, PointerTable, Routing, RoutingLayout};
+use super::gemm::ROWS_LEAST;
 use super::kernels::{EXPERTS_MAX, K_MAX, NormVectors};
 use super::rows::{RowLayout, RowsOnDevice};
 use super::tensor::{DeviceTensor, Kind, View};
@@ -64,6 +65,10 @@ impl Backend for Cuda {
         let kind = match precision {
             Precision::Compute => self.made.kind,
             Precision::Single => Kind::F32,
+        };
+        let rows_max = match rows_max {
+            0 => 0,
+            rows => rows.max(ROWS_LEAST),
         };
         let numbers = DeviceTensor::numbers(rows_max, width);
         let bytes = numbers.and_then(|n| n.checked_mul(kind.size()));
