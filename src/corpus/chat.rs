@@ -18,6 +18,9 @@ use super::template::{ChatTemplate, ChatValues, Rendered, Until};
 use super::tokenizer::{Encoded, TextTokenizer};
 use super::written::{check_control_tokens, check_written};
 
+/// Bytes of an answer that no header begins with.
+const NO_HEADER: usize = 24;
+
 /// The user's choices about chats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChatRules {
@@ -286,7 +289,7 @@ impl Rendering<'_> {
     fn turn_by_prefix(&self, turn: usize) -> RowResult<Range<usize>> {
         let start = self.prefix_length(Until::Before(turn))?;
         self.check_header(turn, start)?;
-        let end = match self.prefix_length(Until::Through(turn)) {
+        let end = match self.prefix_length(Until::First(turn + 1)) {
             Ok(end) => self.ended_at_control(start..end.max(start)).end,
             Err(problem) => self.end_by_place(turn).ok_or(problem)?,
         };
@@ -322,21 +325,20 @@ impl Rendering<'_> {
 
     /// A template that prints no header when asked for the answer's would have it trained.
     fn check_header(&self, turn: usize, start: usize) -> RowResult<()> {
-        if turn == 0 {
-            return Ok(());
-        }
         let first = self.chat.texts().find(|(i, _)| *i == turn);
         let first = first.map_or("", |(_, text)| text);
         let rest = self.whole.text[start..].trim_start();
-        // Most answers begin right there, and that costs no render.
-        if rest.starts_with(first.trim()) {
+        let begins = rest.starts_with(first.trim());
+        // Most answers begin right there, and that costs no render. A short one may only look like
+        // the beginning of a header.
+        if begins && first.trim().len() >= NO_HEADER {
             return Ok(());
         }
-        let without = self
-            .template
-            .render(&self.values, Until::Through(turn - 1))?
-            .text;
-        if without.len() != start {
+        let without = self.template.render(&self.values, Until::First(turn))?;
+        if without.text.len() != start {
+            return Ok(());
+        }
+        if begins && self.content_begins(turn, first, start) {
             return Ok(());
         }
         Err(RowProblem::new(
@@ -348,6 +350,19 @@ impl Rendering<'_> {
         ))
     }
 
+    /// Whether nothing stands between `start` and the content of a message, whose text begins
+    /// with `first`.
+    fn content_begins(&self, turn: usize, first: &str, start: usize) -> bool {
+        let content = self.chat.messages[turn]["content"].as_str();
+        if first.trim().is_empty() || content != Some(first) {
+            return false;
+        }
+        let blank = first.len() - first.trim_start().len();
+        let places = self.template.places(self.chat, turn, &[blank], &self.whole);
+        let place = places.ok().and_then(|places| places.first().copied());
+        place.is_some_and(|place| is_blank(self.whole.text.get(start..place)))
+    }
+
     /// Bytes of the partial render, which must be the beginning of the whole one.
     fn prefix_length(&self, until: Until) -> RowResult<usize> {
         let part = self.template.render(&self.values, until)?.text;
@@ -356,7 +371,7 @@ impl Rendering<'_> {
         }
         let place = match until {
             Until::Before(i) => format!("before message {i}"),
-            Until::Through(i) => format!("through message {i}"),
+            Until::First(count) => format!("through message {}", count - 1),
             Until::End => "as a whole".to_owned(),
         };
         Err(RowProblem::new(

@@ -67,6 +67,9 @@ impl TextTokenizer {
         let mut config = read_object(&folder.join("tokenizer_config.json"))?;
         let special = special_tokens(&config)
             .with_context(|| folder.join("tokenizer_config.json").display().to_string())?;
+        let special = with_map(special, &folder.join("special_tokens_map.json"))?;
+        refuse_unknown_tokens(&tokenizer, &config, &special)
+            .with_context(|| folder.join("tokenizer_config.json").display().to_string())?;
         let id_of = |name: &str| {
             let (_, text) = special.iter().find(|(n, _)| n == name)?;
             i32::try_from(tokenizer.token_to_id(text)?).ok()
@@ -346,6 +349,43 @@ fn special_tokens(config: &Map<String, Value>) -> Result<Vec<(String, String)>> 
         found.push((name.to_owned(), text.to_owned()));
     }
     Ok(found)
+}
+
+/// Names that tokenizer_config.json leaves out come from special_tokens_map.json, as transformers
+/// reads them.
+fn with_map(mut special: Vec<(String, String)>, path: &Path) -> Result<Vec<(String, String)>> {
+    let more = special_tokens(&read_object(path)?).with_context(|| path.display().to_string())?;
+    for (name, text) in more {
+        if !special.iter().any(|(known, _)| *known == name) {
+            special.push((name, text));
+        }
+    }
+    Ok(special)
+}
+
+/// transformers would add a token that tokenizer.json lacks, and encode otherwise than this file
+/// says.
+fn refuse_unknown_tokens(
+    tokenizer: &Tokenizer,
+    config: &Map<String, Value>,
+    special: &[(String, String)],
+) -> Result<()> {
+    let ends = special
+        .iter()
+        .filter(|(name, _)| name == "bos_token" || name == "eos_token");
+    let ends = ends.map(|(name, text)| (name.as_str(), text.as_str()));
+    let added = config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object);
+    let added = added.into_iter().flatten();
+    let added = added.filter_map(|(_, token)| token["content"].as_str());
+    for (name, text) in ends.chain(added.map(|text| ("added_tokens_decoder", text))) {
+        ensure!(
+            tokenizer.token_to_id(text).is_some(),
+            "{name}: expected a token of tokenizer.json, found {text:?}, which it doesn't have; save the tokenizer again with transformers' save_pretrained"
+        );
+    }
+    Ok(())
 }
 
 fn stop_ids(folder: &Path) -> Result<Vec<i32>> {

@@ -435,20 +435,56 @@ fn a_template_without_a_generation_prompt_never_trains_its_header() {
         "t.jinja",
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
     );
-    bench.write_rows("rows.jsonl", &[chat(&[("user", "a"), ("assistant", "b")])]);
-    let ran = bench.prepare(&[
-        "--data",
-        "rows.jsonl",
-        "--tokenizer",
-        TEACHER,
-        "--chat-template",
+    // An answer that begins like the header, none at all, and one that nobody asked for.
+    let chats = [
+        chat(&[("user", "a"), ("assistant", "b")]),
+        chat(&[("user", "a"), ("assistant", "<|")]),
+        chat(&[("user", "a"), ("assistant", " ")]),
+        chat(&[("assistant", "b")]),
+    ];
+    for row in chats {
+        bench.write_rows("rows.jsonl", &[row]);
+        let ran = bench.prepare(&[
+            "--data",
+            "rows.jsonl",
+            "--tokenizer",
+            TEACHER,
+            "--allow-control-tokens",
+            "--chat-template",
+            "t.jinja",
+        ]);
+        assert!(
+            ran.stderr.contains("so the header would be trained"),
+            "{}",
+            ran.stderr
+        );
+    }
+}
+
+#[test]
+fn a_template_without_headers_trains_short_answers() {
+    let bench = Bench::new();
+    bench.write(
         "t.jinja",
-    ]);
-    assert!(
-        ran.stderr.contains("so the header would be trained"),
-        "{}",
-        ran.stderr
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content + '<|im_end|>' }}{% endfor %}",
     );
+    let rows = [chat(&[("user", "a"), ("assistant", "4")])];
+    bench.prepared(&rows, &["--chat-template", "t.jinja"]);
+    assert_eq!(bench.trained(), [" 4<|im_end|>"]);
+}
+
+#[test]
+fn a_flag_on_the_whole_row_is_not_passed_over() {
+    let bench = Bench::new();
+    let mut row = chat(&[("user", "a"), ("assistant", "b")]);
+    for (key, value) in [("weight", 0.into()), ("train", false.into())] {
+        row[key] = value;
+        bench.write_rows("rows.jsonl", &[row.clone()]);
+        let ran = bench.prepare(&["--data", "rows.jsonl", "--tokenizer", TEACHER]);
+        let expected = format!("{key}: expected 1 or true");
+        assert!(ran.stderr.contains(&expected), "{}", ran.stderr);
+        row[key] = 1.into();
+    }
 }
 
 #[test]

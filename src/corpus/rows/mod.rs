@@ -218,6 +218,7 @@ impl Family {
         if self.is_chat() || self == Family::PromptCompletion {
             refuse_unwanted(&row, rules)?;
         }
+        refuse_weights(&row, rules)?;
         let is_list = |key: &str| row[key].is_array();
         match self {
             Family::Messages => Chat::from_messages(row, rules).map(SourceRow::Chat),
@@ -239,6 +240,9 @@ impl Family {
     }
 }
 
+/// Flags that messages may carry, as keys of a row.
+const FLAGS: [&str; 4] = ["weight", "train", "loss", "loss_scale"];
+
 /// # Errors
 /// A row of a preference set whose answer is marked as one to avoid.
 fn refuse_unwanted(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> {
@@ -248,6 +252,25 @@ fn refuse_unwanted(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> 
         None => Ok(()),
         Some(key) => Err(RowProblem::unusable(format!(
             "{key}: expected an answer to learn, found one marked false; --ignore-keys {key} trains it all the same"
+        ))),
+    }
+}
+
+/// A row counts whole or not at all, and says so by being there.
+///
+/// # Errors
+/// A flag on the row itself that says anything but "train this".
+fn refuse_weights(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> {
+    let differs = |key: &&str| {
+        let value = row.get(*key);
+        value.is_some_and(|v| v.as_f64() != Some(1.0) && *v != Value::Bool(true))
+    };
+    let unread = |key: &&str| rules.ignored_keys.iter().any(|ignored| ignored == key);
+    match FLAGS.iter().find(|key| differs(key) && !unread(key)) {
+        None => Ok(()),
+        Some(key) => Err(RowProblem::unusable(format!(
+            "{key}: expected 1 or true for a whole row, found {}; leave such rows out, or flag messages one by one; --ignore-keys {key} trains the row all the same",
+            row[*key]
         ))),
     }
 }

@@ -22,6 +22,7 @@ impl TokenRow {
     pub(super) fn from_row(row: &Map<String, Value>) -> RowResult<TokenRow> {
         let ids = integers(row, "input_ids")?.unwrap_or_default();
         refuse_padding(row, ids.len())?;
+        refuse_packed(row, ids.len())?;
         let mut loss_mask: Option<Vec<u8>> = None;
         for name in MASKS {
             let Some(mask) = flags(row, name, ids.len())? else {
@@ -48,6 +49,21 @@ fn refuse_padding(row: &Map<String, Value>, len: usize) -> RowResult<()> {
             "attention_mask: expected ones only, found 0 at token {t}; remove the padding"
         ))),
     }
+}
+
+/// Several sequences in one row would see each other.
+fn refuse_packed(row: &Map<String, Value>, len: usize) -> RowResult<()> {
+    let positions = integers(row, "position_ids")?;
+    let restart = positions.and_then(|p| (0..).zip(&p).position(|(t, &at): (i64, _)| at != t));
+    let lengths = integers(row, "seq_lengths")?.filter(|lengths| *lengths != [len as i64]);
+    let found = match (restart, lengths) {
+        (None, None) => return Ok(()),
+        (Some(t), _) => format!("position_ids that start anew at token {t}"),
+        (_, Some(lengths)) => format!("seq_lengths of {} sequences", lengths.len()),
+    };
+    Err(RowProblem::unusable(format!(
+        "expected one sequence a row, found {found}; give rows before they are packed"
+    )))
 }
 
 fn label_mask(row: &Map<String, Value>, ids: &[i64]) -> RowResult<Option<Vec<u8>>> {
@@ -148,6 +164,20 @@ mod tests {
 
     fn parse(row: &Value) -> Result<TokenRow, String> {
         TokenRow::from_row(row.as_object().unwrap()).map_err(|p| p.message)
+    }
+
+    #[test]
+    fn packed_rows_are_refused() {
+        let row = |key: &str, value: Value| parse(&json!({"input_ids": [1, 2, 3], key: value}));
+        assert!(row("position_ids", json!([0, 1, 2])).is_ok());
+        assert!(row("seq_lengths", json!([3])).is_ok());
+        for packed in [
+            row("position_ids", json!([0, 1, 0])),
+            row("seq_lengths", json!([2, 1])),
+        ] {
+            let error = packed.unwrap_err();
+            assert!(error.contains("one sequence a row"), "{error}");
+        }
     }
 
     #[test]

@@ -99,8 +99,8 @@ pub enum Until {
     End,
     /// The messages before this one, and the header that asks the model for it.
     Before(usize),
-    /// The messages through this one.
-    Through(usize),
+    /// So many messages.
+    First(usize),
 }
 
 impl ChatTemplate {
@@ -235,7 +235,7 @@ impl ChatTemplate {
         let (messages, prompt) = match until {
             Until::End => (&chat.messages[..], false),
             Until::Before(i) => (&chat.messages[..i.min(chat.len())], true),
-            Until::Through(i) => (&chat.messages[..chat.len().min(i + 1)], false),
+            Until::First(count) => (&chat.messages[..count.min(chat.len())], false),
         };
         let chosen = self.chosen(chat)?;
         let fixed = [
