@@ -73,7 +73,7 @@ def goldens(full):
 
 def golden(bench, run, all_figures):
     name, setting, dtype = run
-    problems, figures = parity.check(bench.under(setting), name, dtype)
+    problems, figures = parity.check(bench.under(setting), name, dtype, "--token-budget", "1024")
     if figures and dtype == "bf16":
         all_figures.append(figures)
     return [f"{name} in {dtype}, {told(setting)}: {problem}" for problem in problems]
