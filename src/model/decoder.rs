@@ -101,7 +101,7 @@ impl<'a, B: Backend> Decoder<'a, B> {
         let uploads: Vec<Upload<B>> = uploads.collect::<Result<_>>()?;
         for (upload, residual) in uploads.iter().zip(&mut self.residuals) {
             let weights = &self.weights;
-            b.embed(&weights.embedding, &upload.tokens, Into::Replace, residual);
+            b.embed(weights.embedding(), &upload.tokens, Into::Replace, residual);
             if d.embedding_scale != 1.0 {
                 b.scale(residual, d.embedding_scale);
             }
@@ -115,6 +115,8 @@ impl<'a, B: Backend> Decoder<'a, B> {
                 self.layer(index, slot, upload, index == last);
             }
         }
+        // What went up is free again when the rows are there.
+        drop(uploads);
         let batches = wave.iter().enumerate();
         let rows = batches.map(|(slot, batch)| self.head(batch, slot, k));
         rows.collect::<Result<_>>().map(Begun)

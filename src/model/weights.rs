@@ -57,7 +57,8 @@ pub enum MlpWeights<B: Backend> {
 
 /// All weights of a teacher.
 pub struct Weights<B: Backend> {
-    pub embedding: B::Weight,         // (V, H)
+    /// `None`: the head's, of which it is the same matrix.
+    own_embedding: Option<B::Weight>, // (V, H)
     pub positions: Option<B::Weight>, // (context, H)
     layers: Vec<LayerWeights<B>>,
     pub final_norm: Norm<B::Weight>,
@@ -76,8 +77,11 @@ impl<B: Backend> Weights<B> {
         let layers = description.layers.iter();
         let scored = |weight: HostWeight| backend.weight(&weight.slice_rows(0..vocab_scored));
         let bias = description.head.bias.as_ref();
+        let embedding = teacher.embedding();
+        let is_head = description.head.tied && embedding.rows() == vocab_scored;
+        let own = (!is_head).then(|| backend.weight(&embedding));
         Ok(Weights {
-            embedding: backend.weight(&teacher.embedding())?,
+            own_embedding: own.transpose()?,
             positions: load.maybe(&description.positions)?,
             layers: layers.map(|l| load.layer(l)).collect::<Result<_>>()?,
             final_norm: load.norm(&description.final_norm)?,
@@ -86,6 +90,10 @@ impl<B: Backend> Weights<B> {
                 bias: bias.map(|b| scored(teacher.weight(b))).transpose()?,
             },
         })
+    }
+
+    pub fn embedding(&self) -> &B::Weight {
+        self.own_embedding.as_ref().unwrap_or(&self.head.weight)
     }
 
     /// Layer `index`'s weights, for as long as the layer is computed.

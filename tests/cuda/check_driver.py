@@ -69,6 +69,43 @@ def missing_dependency_is_seen_by_lazy_streams(folder):
     assert not unjoined(folder)
 
 
+@case(streams="lazy", forgets_waits=1)
+def forgotten_wait(folder):
+    p = Copier(folder)
+    copies, computes, event = p.host.stream(), p.host.stream(), p.host.event()
+    p.host.upload(p.x, p.numbers, copies)
+    p.host.call("cuEventRecord", event, copies)
+    p.host.call("cuStreamWaitEvent", computes, event, 0)
+    p.launch(computes)
+    assert np.isnan(p.host.read(p.y, COUNT, stream=computes)).all()
+
+
+def overtaken(folder):
+    """What a copy reads if the next upload goes to the same memory, on another stream."""
+    p = Copier(folder)
+    copies, computes, event = p.host.stream(), p.host.stream(), p.host.event()
+    p.host.upload(p.x, p.numbers, copies)
+    p.host.call("cuEventRecord", event, copies)
+    p.host.call("cuStreamWaitEvent", computes, event, 0)
+    p.launch(computes)
+    later = p.host.pinned(COUNT)
+    later[:] = -1
+    p.host.upload(p.x, later, copies)
+    return p.host.read(p.y, COUNT, stream=computes), p.numbers
+
+
+@case(streams="hasty")
+def memory_reused_too_early_is_seen_by_hasty_streams(folder):
+    found, _ = overtaken(folder)
+    assert (found == -1).all()
+
+
+@case(streams="lazy")
+def memory_reused_too_early_goes_unseen_by_lazy_streams(folder):
+    found, meant = overtaken(folder)
+    assert (found == meant).all()
+
+
 @case(streams="lazy")
 def pinned_buffer_reused_too_early(folder):
     p = Copier(folder)

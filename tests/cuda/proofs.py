@@ -139,6 +139,8 @@ class Whole:
              whole.same_bytes(bench, full)),
             ("two devices at work on one set", whole.two_devices(bench)),
             ("nothing is allocated between batches, copies are pinned", whole.steady(bench)),
+            ("the device is kept fed, on three streams that wait for each other",
+             whole.overlapping(bench)),
             ("a batch's launches are those predicted", whole.launches(bench)),
         ):  # fmt: skip
             proofs.prove(name, parts)

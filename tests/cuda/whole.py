@@ -20,16 +20,18 @@ from program import Failed, Program, hashes, manifests, until, write_corpus
 SETTINGS = [
     (80, 12040, "eager", "forward"),
     (80, 13000, "lazy", "reverse"),
-    (89, 12040, "lazy", "forward"),
-    (89, 13000, "eager", "reverse"),
-    (90, 12040, "eager", "reverse"),
-    (90, 13000, "lazy", "forward"),
+    (89, 12040, "hasty", "reverse"),
+    (89, 13000, "eager", "forward"),
+    (90, 12040, "lazy", "forward"),
+    (90, 13000, "hasty", "forward"),
     (100, 13000, "eager", "reverse"),
-    (100, 13000, "lazy", "forward"),
+    (100, 13000, "lazy", "reverse"),
+    (100, 13000, "hasty", "forward"),
 ]
 # A plain teacher, one with windows and caps, one with experts, and latent attention with experts.
 VARIED = ("llama_tied", "gemma2", "gpt_oss", "deepseek_v3")
 TEACHER = "qwen2"
+STREAMS = "eager", "lazy", "hasty"
 
 
 class Bench:
@@ -219,7 +221,7 @@ def same_bytes(bench, full):
         def part(job):
             seen = {}
             for i, (budget, chunk) in enumerate(cuts):
-                streams = "lazy" if i % 2 else "eager"
+                streams = STREAMS[i % len(STREAMS)]
                 program = bench.program.under(algorithms=algorithms, streams=streams)
                 limits = "--token-budget", budget, "--head-chunk", chunk
                 found = job.score(program, f"out-{i}", *limits)
@@ -244,6 +246,65 @@ def two_devices(bench):
             both.device = device
             assert job.score(both, f"two-{device}", *more) == one, f"other bytes on {device}"
         return []
+
+    return [with_job(act)]
+
+
+def streams_of(lines, kind):
+    """The streams that have such lines."""
+    return {re.search(r" stream (\d+)", line).group(1) for line in lines if line.startswith(kind)}
+
+
+def kept_fed(lines):
+    """What keeps a device waiting in the log of batches that follow one another: `lines` start and
+    end where a batch starts."""
+    computes, up, down = [streams_of(lines, kind) for kind in ("launch", "upload", "download")]
+    if [len(streams) for streams in (computes, up, down)] != [1, 1, 1]:
+        yield f"streams of launches {computes}, uploads {up}, downloads {down}"
+    elif len(computes | up | down) != 3:
+        yield "copies share a stream with each other or with what is computed"
+    begun = taken = 0
+    before = None
+    for line in lines:
+        if line.startswith("launch embed"):
+            begun += 1
+        if line.startswith("synchronise"):
+            taken += 1
+            if line != "synchronise event" or not before.startswith("launch reduce_head"):
+                yield f"a wait inside a batch: {line} after {before}"
+            if begun <= taken:
+                yield f"the rows of batch {taken} are waited for with no batch begun behind it"
+        elif line.startswith(("launch", "product")):
+            before = line
+    if not taken:
+        yield "no wait for rows was seen"
+
+
+def overlapping(bench):
+    """Uploads, work and downloads have streams of their own, the host waits for rows alone, and for
+    those of a batch when the next has been asked for; without what the streams are told to wait
+    for, the bytes are others."""
+
+    def act(job):
+        log = job.folder / "log"
+        more = "--token-budget", 60, "--shard-tokens", 1 << 20
+        whole = job.score(bench.program.under(log=log), "out", *more)
+        lines = log.read_text(encoding="utf-8").splitlines()
+        # The first is a rehearsal; the last is waited for with nothing behind it.
+        at = [i for i, line in enumerate(lines) if line.startswith("launch embed")]
+        assert len(at) > 4, "too few batches to tell"
+        yield from kept_fed(lines[at[1] : at[-1]])
+        for streams in STREAMS:
+            assert job.score(bench.program.under(streams=streams), streams, *more) == whole, (
+                f"other bytes on {streams} streams"
+            )
+        forgetful = bench.program.under(streams="lazy", forgets_waits=1)
+        try:
+            found = job.score(forgetful, "forgetful", *more)
+        except Failed:
+            return
+        if found == whole:
+            yield "nobody noticed that streams forgot what to wait for"
 
     return [with_job(act)]
 

@@ -1,12 +1,12 @@
 //! All device memory of a run: one block, taken once, of a size that a dry run of the same
 //! requests has found.
 //!
-//! Requests go to the lowest place that has room. What a batch takes is given back behind it; the
-//! one stream of work makes that safe, since whoever gets the room next writes to it later in the
-//! same stream.
+//! Requests go to the lowest place that has room. What a batch takes is given back behind it, while
+//! the device may still be at work on it: such room is kept until the device is known to have come
+//! past that, so that whoever gets it next may fill it at once, on any stream.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Result, ensure};
 
@@ -56,20 +56,34 @@ pub struct Arena {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+/// A number of rooms given back so far: a point in the order of work.
+pub type Given = u64;
+
+#[derive(Debug, Default)]
 struct State {
     /// Start to length.
     free: BTreeMap<usize, usize>,
+    /// Given back in this order, perhaps in use by the device.
+    left: VecDeque<Place>,
+    /// Given back before those.
+    settled: Given,
     held: Bytes,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: usize,
+    bytes: usize,
+    what: Use,
 }
 
 /// A part of the arena, given back when it is dropped.
 #[derive(Debug)]
 pub struct Room {
     arena: Arc<Arena>,
-    start: usize,
-    bytes: usize,
-    what: Use,
+    place: Place,
+    /// Whether the device is known to be past its last use.
+    is_idle: bool,
 }
 
 impl Arena {
@@ -89,7 +103,7 @@ impl Arena {
             block,
             state: Mutex::new(State {
                 free: BTreeMap::from([(0, bytes)]),
-                held: Bytes::default(),
+                ..State::default()
             }),
         })
     }
@@ -98,16 +112,38 @@ impl Arena {
         self.block.is_none()
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics with it")
+    }
+
     /// What is in use now.
     pub fn held(&self) -> Bytes {
-        self.state.lock().expect("no thread panics with it").held
+        self.state().held
+    }
+
+    /// Rooms given back until now.
+    pub fn given(&self) -> Given {
+        let state = self.state();
+        state.settled + state.left.len() as Given
+    }
+
+    /// Says that the device has come past what it did with the rooms given back until `point`.
+    pub fn settle(&self, point: Given) {
+        let mut state = self.state();
+        while state.settled < point {
+            let Some(place) = state.left.pop_front() else {
+                return;
+            };
+            state.settled += 1;
+            state.release(place);
+        }
     }
 
     /// # Errors
     /// No room: the plan was too small.
     pub fn take(self: &Arc<Arena>, bytes: usize, what: Use) -> Result<Room> {
         let bytes = bytes.max(1).next_multiple_of(ALIGN);
-        let mut state = self.state.lock().expect("no thread panics with it");
+        let mut state = self.state();
         let found = state.free.iter().find(|(_, length)| **length >= bytes);
         let found = found.map(|(&start, &length)| (start, length));
         ensure!(
@@ -123,36 +159,50 @@ impl Arena {
         }
         *state.held.of(what) += bytes;
         Ok(Room {
+            place: Place { start, bytes, what },
+            is_idle: self.is_dry(),
             arena: self.clone(),
-            start,
-            bytes,
-            what,
         })
+    }
+}
+
+impl State {
+    fn release(&mut self, place: Place) {
+        *self.held.of(place.what) -= place.bytes;
+        let (mut start, mut length) = (place.start, place.bytes);
+        if let Some(behind) = self.free.remove(&(start + length)) {
+            length += behind;
+        }
+        let before = self.free.range(..start).next_back();
+        if let Some((before, size)) = before.map(|(&b, &s)| (b, s))
+            && before + size == start
+        {
+            (start, length) = (before, size + length);
+        }
+        self.free.insert(start, length);
     }
 }
 
 impl Room {
     pub fn address(&self) -> u64 {
         let base = self.arena.block.as_ref().map_or(0, |block| block.address);
-        base + self.start as u64
+        base + self.place.start as u64
+    }
+
+    /// Gives it back when the device is known to be past its last use.
+    pub fn give_back_idle(mut self) {
+        self.is_idle = true;
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let mut state = self.arena.state.lock().expect("no thread panics with it");
-        *state.held.of(self.what) -= self.bytes;
-        let (mut start, mut length) = (self.start, self.bytes);
-        if let Some(behind) = state.free.remove(&(start + length)) {
-            length += behind;
+        let mut state = self.arena.state();
+        if self.is_idle {
+            state.release(self.place);
+        } else {
+            state.left.push_back(self.place);
         }
-        let before = state.free.range(..start).next_back();
-        if let Some((before, size)) = before.map(|(&b, &s)| (b, s))
-            && before + size == start
-        {
-            (start, length) = (before, size + length);
-        }
-        state.free.insert(start, length);
     }
 }
 
@@ -171,20 +221,45 @@ mod tests {
                 .wrapping_add(1);
             let draw = (state >> 33) as usize;
             if draw.is_multiple_of(3) && !rooms.is_empty() {
-                rooms.swap_remove(draw / 3 % rooms.len());
+                rooms.swap_remove(draw / 3 % rooms.len()).give_back_idle();
             } else if let Ok(room) = arena.take(draw % (6 * ALIGN), Use::Batch) {
+                let Place { start, bytes, .. } = room.place;
                 let overlaps = |other: &Room| {
-                    other.start < room.start + room.bytes && room.start < other.start + other.bytes
+                    let other = other.place;
+                    other.start < start + bytes && start < other.start + other.bytes
                 };
                 assert!(!rooms.iter().any(overlaps));
-                assert!(room.start + room.bytes <= 64 * ALIGN);
+                assert!(start + bytes <= 64 * ALIGN);
                 rooms.push(room);
             }
         }
-        drop(rooms);
+        rooms.into_iter().for_each(Room::give_back_idle);
         assert_eq!(arena.held(), Bytes::default());
         let state = arena.state.lock().unwrap();
         assert_eq!(state.free, BTreeMap::from([(0, 64 * ALIGN)]));
+    }
+
+    #[test]
+    fn room_the_device_may_use_is_kept_until_it_is_past_that() {
+        let arena = Arena::over(None, 3 * ALIGN);
+        let in_use = || {
+            let mut room = arena.take(ALIGN, Use::Batch).unwrap();
+            room.is_idle = false;
+            room
+        };
+        drop(in_use());
+        let first = arena.given();
+        drop(in_use());
+        let third = in_use();
+        assert!(arena.take(ALIGN, Use::Batch).is_err());
+        arena.settle(first);
+        assert_eq!(arena.take(ALIGN, Use::Batch).unwrap().place.start, 0);
+        assert!(arena.take(2 * ALIGN, Use::Batch).is_err());
+        third.give_back_idle();
+        assert_eq!(arena.held().batch, ALIGN);
+        arena.settle(Given::MAX);
+        assert_eq!(arena.held(), Bytes::default());
+        assert_eq!(arena.given(), 2);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The driver as far as it is used here: a device, memory on it, pinned memory beside it, one
-//! stream of work, modules of kernels. Handles give back what they hold when they are dropped.
+//! The driver as far as it is used here: a device, memory on it, pinned memory beside it, streams
+//! of work, modules of kernels. Handles give back what they hold when they are dropped.
 //!
 //! Architecture invariant: a driver's function is called here and nowhere else. The driver is
 //! looked for when it is first needed; without one the program runs on the CPU.
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use cudarc::driver::result::{self, DriverError, device, event, module, primary_ctx, stream};
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUevent_flags, CUfunction,
-    CUfunction_attribute as FunctionAttribute, CUmodule, CUstream,
+    self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUevent, CUevent_flags,
+    CUevent_wait_flags, CUfunction, CUfunction_attribute as FunctionAttribute, CUmodule, CUstream,
 };
 
 /// A driver of 12.0 is the least that is served.
@@ -269,6 +269,14 @@ impl Stream {
         self.device.bind()?;
         // SAFETY: the stream lives.
         unsafe { stream::synchronize(self.raw) }.named("cuStreamSynchronize")
+    }
+
+    /// Lets what it is asked for from now on wait until another stream has come to that point.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        self.device.bind()?;
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live; the point is that of the event's last record, whatever follows.
+        unsafe { stream::wait_event(self.raw, event.raw, flags) }.named("cuStreamWaitEvent")
     }
 
     /// Copies to the device.

@@ -12,11 +12,12 @@
 //! | `gemm`, `products` | one algorithm for each shape of weight, chosen by rule and tried |
 //! | `ops` | the backend's ops, by all of these |
 //!
-//! Numbers are bf16 with sums, residual stream and logits in fp32, or all fp32 (`Kind`). Everything
-//! runs on one stream in the order it is asked for, what travels too: a batch and its rows are a
-//! thousandth of what a device computes meanwhile. The host goes on; `take_rows` waits for the rows
-//! of one batch while the next one computes, and only `download` and `wait` wait for all. An op that
-//! fails leaves its error behind and all later ones do nothing; whoever takes the rows gets it.
+//! Numbers are bf16 with sums, residual stream and logits in fp32, or all fp32 (`Kind`). What is
+//! computed runs on one stream in the order it is asked for; what goes up and what comes down have
+//! a stream each, so that a batch arrives and the rows of another leave while a third computes. The
+//! host goes on; `take_rows` waits for the rows of one batch while the next one computes, and only
+//! `download` and `wait` wait for all. An op that fails leaves its error behind and all later ones
+//! do nothing; whoever takes the rows gets it.
 //!
 //! Architecture invariant: nothing is allocated once the first batch has started, and a row's bits
 //! depend on its own sequence alone: blocks by widths, products on whole tiles by one algorithm,
@@ -290,14 +291,32 @@ impl Cuda {
         Ok(room)
     }
 
+    /// Puts other bytes where work that was asked for may still read or write.
+    fn overwrite(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        self.settled()?;
+        let fill = |piece: &mut [u8], from: usize| {
+            piece.copy_from_slice(&bytes[from..from + piece.len()]);
+        };
+        let (stream, staging) = (&self.made.stream, &self.made.staging);
+        staging.upload(stream, to, [bytes.len(), 1], fill)
+    }
+
     fn read(&self, from: u64, bytes: usize) -> Result<Vec<u8>> {
         let mut out = vec![0; bytes];
         if !self.arena.is_dry() {
-            self.made
-                .staging
-                .download(&self.made.stream, from, &mut out)?;
+            self.settled()?;
+            let staging = &self.made.staging;
+            staging.download(&self.made.stream, from, &mut out)?;
         }
         Ok(out)
+    }
+
+    /// Waits until all that was computed is done.
+    fn settled(&self) -> Result<()> {
+        let point = self.arena.given();
+        self.made.stream.wait()?;
+        self.arena.settle(point);
+        Ok(())
     }
 
     /// A matrix in `kind`, decoded on the way up.

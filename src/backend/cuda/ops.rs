@@ -127,7 +127,7 @@ impl Backend for Cuda {
             room: self.arena.take(layout.bytes(), Use::Batch)?,
             layout,
             filled: 0,
-            slot: None,
+            sent: None,
         })
     }
 
@@ -192,7 +192,7 @@ impl Backend for Cuda {
     }
 
     fn wait(&self) {
-        self.run("waiting", Stream::wait);
+        self.run("waiting", |_| self.settled());
     }
 
     fn download(&self, x: &DeviceTensor) -> Vec<f32> {
@@ -221,15 +221,10 @@ impl Backend for Cuda {
     fn upload(&self, values: &[f32], x: &mut DeviceTensor) {
         x.set_shape(values.len() / x.width().max(1), x.width());
         let view = x.view();
-        self.run("upload", |stream| {
+        self.run("upload", |_| {
             let mut bytes = vec![0; view.bytes()];
             encode(values, view.kind, &mut bytes);
-            let fill = |piece: &mut [u8], from: usize| {
-                piece.copy_from_slice(&bytes[from..from + piece.len()]);
-            };
-            self.made
-                .staging
-                .upload(stream, view.address, [view.bytes(), 1], fill)
+            self.overwrite(view.address, &bytes)
         });
     }
 
@@ -448,17 +443,20 @@ impl Backend for Cuda {
     fn send_rows(&self, rows: &mut RowsOnDevice) {
         let (from, bytes) = (rows.room.address(), rows.layout.bytes());
         self.run("rows", |s| {
-            rows.slot = Some(self.made.staging.send_down(s, from, bytes)?);
+            let slot = self.made.staging.send_down(s, from, bytes)?;
+            rows.sent = Some((slot, self.arena.given()));
             Ok(())
         });
     }
 
     fn take_rows(&self, mut rows: RowsOnDevice, out: &mut HeadRows) -> Result<()> {
-        let slot = rows.slot.take();
         self.run("rows", |_| {
-            let slot = slot.context("rows are sent before they are taken")?;
+            let sent = rows.sent.take();
+            let (slot, given) = sent.context("rows are sent before they are taken")?;
             let read = |bytes: &[u8]| rows.layout.read(bytes, rows.filled);
             out.append(self.made.staging.receive(slot, read)?);
+            rows.room.give_back_idle();
+            self.arena.settle(given);
             Ok(())
         });
         self.take_failure()

@@ -122,7 +122,7 @@ impl Trial<'_> {
                 break;
             }
         }
-        self.put_back(&before)?;
+        self.cuda.overwrite(out.address, &before)?;
         Ok(choice)
     }
 
@@ -136,14 +136,6 @@ impl Trial<'_> {
         let index = self.cuda.sent(&word_bytes(&numbers), Use::Batch)?;
         let (kernels, rows) = (&self.cuda.made.kernels, index.address());
         kernels.gather(self.stream, behind, x, rows)
-    }
-
-    fn put_back(&self, bytes: &[u8]) -> Result<()> {
-        let fill = |piece: &mut [u8], from: usize| {
-            piece.copy_from_slice(&bytes[from..from + piece.len()]);
-        };
-        let (staging, to) = (&self.cuda.made.staging, self.product.out.address);
-        staging.upload(self.stream, to, [bytes.len(), 1], fill)
     }
 
     fn keeps_bits(&self, algorithm: &Algorithm) -> Result<bool> {

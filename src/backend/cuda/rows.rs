@@ -1,6 +1,6 @@
 //! Reduced rows on the device, until they are taken.
 
-use super::arena::Room;
+use super::arena::{Given, Room};
 use super::parameters::DeviceRows;
 use super::staging::Slot;
 use crate::backend::HeadRows;
@@ -16,8 +16,8 @@ pub struct RowsOnDevice {
     pub layout: RowLayout,
     /// Rows that were reduced.
     pub filled: usize,
-    /// Where they come down, once they are sent.
-    pub slot: Option<Slot>,
+    /// Where they come down, once they are sent, and what was given back until then.
+    pub sent: Option<(Slot, Given)>,
 }
 
 /// Where each product of the rows lies: arrays behind one another, each as long as the most rows.

@@ -1,7 +1,8 @@
-//! Between host memory and the device: through pinned memory, so that the host can go on.
+//! Between host memory and the device: through pinned memory and on streams of their own, so that
+//! neither the host nor the device's work has to wait for a copy that nobody needs yet.
 //!
 //! What goes up is laid in a ring; its part of the ring is free again once somebody has waited for
-//! a later point of the stream. Rows that come down have slots of their own.
+//! a later point of that stream. Rows that come down have slots of their own.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -22,6 +23,8 @@ type Place = u64;
 #[derive(Debug)]
 pub struct Staging {
     device: Arc<Device>,
+    up: Stream,
+    down: Stream,
     ring: Mutex<Ring>,
     slots: Mutex<Vec<Slot>>,
 }
@@ -29,13 +32,15 @@ pub struct Staging {
 #[derive(Debug)]
 struct Ring {
     pinned: Pinned,
+    /// What was sent last.
+    sent: Event,
     /// Where the next piece goes.
     next: Place,
     /// What lies before this has arrived.
     arrived: Place,
 }
 
-/// Pinned memory for rows that come down, and the point of the stream at which they are there.
+/// Pinned memory for rows that come down, and the point at which they are there.
 #[derive(Debug)]
 pub struct Slot {
     pinned: Pinned,
@@ -62,8 +67,11 @@ impl Staging {
     pub fn new(device: &Arc<Device>) -> Result<Staging> {
         Ok(Staging {
             device: device.clone(),
+            up: Stream::new(device)?,
+            down: Stream::new(device)?,
             ring: Mutex::new(Ring {
                 pinned: Pinned::new(device, RING_BYTES)?,
+                sent: Event::new(device)?,
                 next: 0,
                 arrived: 0,
             }),
@@ -75,8 +83,9 @@ impl Staging {
         self.ring.lock().expect("no thread panics with it")
     }
 
-    /// Sends `bytes` bytes to device memory at `to`, which has room for them; `fill` writes them,
-    /// piece by piece: it gets the piece and where it starts. Pieces start at multiples of `whole`.
+    /// Sends `bytes` bytes to device memory at `to`, which has room for them and is not in use;
+    /// `stream` waits for them before what it is asked for next. `fill` writes them, piece by
+    /// piece: it gets the piece and where it starts. Pieces start at multiples of `whole`.
     pub fn upload(
         &self,
         stream: &Stream,
@@ -92,7 +101,7 @@ impl Staging {
             let start = match fit(ring.next, ring.arrived, count, RING_BYTES) {
                 Some(start) => start,
                 None => {
-                    stream.wait()?;
+                    self.up.wait()?;
                     ring.arrived = ring.next;
                     fit(ring.next, ring.arrived, count, RING_BYTES)
                         .with_context(|| format!("rows of {whole} bytes are too wide to be sent"))?
@@ -103,14 +112,16 @@ impl Staging {
             fill(room, done);
             // SAFETY: the caller says that there is room; nobody writes to these bytes before the
             // stream is known to have come past this.
-            unsafe { stream.upload(to + done as u64, room)? };
+            unsafe { self.up.upload(to + done as u64, room)? };
             ring.next = (start + count as u64).next_multiple_of(ALIGN as u64);
             done += count;
         }
-        Ok(())
+        ring.sent.record(&self.up)?;
+        stream.wait_for(&ring.sent)
     }
 
-    /// Brings device memory from `from` on here, and waits for it.
+    /// Brings device memory from `from` on here, and waits for it and whatever `stream` was asked
+    /// for before.
     pub fn download(&self, stream: &Stream, from: u64, out: &mut [u8]) -> Result<()> {
         let mut ring = self.ring();
         stream.wait()?;
@@ -145,7 +156,7 @@ impl Staging {
         })
     }
 
-    /// Sends `bytes` bytes of device memory from `from` on to a slot.
+    /// Sends `bytes` bytes of device memory from `from` on to a slot, as `stream` leaves them.
     pub fn send_down(&self, stream: &Stream, from: u64, bytes: usize) -> Result<Slot> {
         let mut slots = self.slots.lock().expect("no thread panics with it");
         let found = slots.iter().position(|slot| slot.bytes >= bytes);
@@ -153,10 +164,15 @@ impl Staging {
             Some(at) => slots.swap_remove(at),
             None => self.new_slot(bytes)?,
         };
+        slot.event.record(stream)?;
+        self.down.wait_for(&slot.event)?;
         // SAFETY: the caller names device memory of so many bytes; whoever reads the slot waits
         // for its event first.
-        unsafe { stream.download(&mut slot.pinned.bytes()[..bytes], from)? };
-        slot.event.record(stream)?;
+        unsafe {
+            self.down
+                .download(&mut slot.pinned.bytes()[..bytes], from)?
+        };
+        slot.event.record(&self.down)?;
         slot.place = self.ring().next;
         Ok(slot)
     }

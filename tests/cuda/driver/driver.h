@@ -43,6 +43,7 @@ enum Status : int {
     LAUNCH_FAILED = 719,
 };
 
+enum class Streams { Eager, Lazy, Hasty };
 enum class Algorithms { Usual, Varying, Refusing, Absent };
 
 // What is pretended, from the environment: see README.md.
@@ -52,7 +53,8 @@ struct Settings {
     int devices = 1;      // STANDIN_DEVICES
     size_t memory = size_t(80) << 30;  // STANDIN_MEMORY: bytes of each
     size_t memory_taken = 0;  // STANDIN_MEMORY_TAKEN: bytes that look free and are not
-    bool is_lazy = false;     // STANDIN_STREAMS: eager or lazy
+    Streams streams = Streams::Eager;  // STANDIN_STREAMS: when work is done
+    bool forgets_waits = false;  // STANDIN_FORGETS_WAITS: 1 to lose what streams are told to wait for
     int order = 0;            // STANDIN_ORDER: forward, reverse or random, of threads
     int poison = 0xFF;        // STANDIN_POISON: what memory holds before it is written
     long break_at = 0;        // STANDIN_BREAK_AT: the launch at which the device is lost
@@ -110,9 +112,10 @@ class Handles {
     std::map<const void*, std::shared_ptr<T>> live;
 };
 
-// Work in order. A lazy stream does nothing until somebody waits for it.
+// Work in order.
 struct Stream {
     Device* device;
+    int number;  // of this process's streams, for the log
     std::deque<std::function<void()>> waiting;
     bool is_running = false;
 };

@@ -186,7 +186,7 @@ static int upload(Device& device, Pointer to, const void* from, size_t bytes,
     check_host(from);
     check_range("copy to the device", to, bytes, device);
     const bool direct = is_pinned(from, bytes);
-    note("upload %zu %s", bytes, direct ? "pinned" : "pageable");
+    note("upload %zu stream %d %s", bytes, stream->number, direct ? "pinned" : "pageable");
     std::vector<char> kept;
     if (!direct)
         kept.assign(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
@@ -194,6 +194,7 @@ static int upload(Device& device, Pointer to, const void* from, size_t bytes,
         check_range("copy to the device", to, bytes, device);
         memcpy(reinterpret_cast<void*>(to), direct ? from : kept.data(), bytes);
     });
+    if (settings().streams == Streams::Hasty) finish(*stream);
     return SUCCESS;
 }
 
@@ -203,8 +204,8 @@ static int download(Device& device, void* to, Pointer from, size_t bytes,
     check_host(to);
     check_range("copy from the device", from, bytes, device);
     const bool direct = is_pinned(to, bytes);
-    note("download %zu %s", bytes, direct ? "pinned" : "pageable");
-    if (direct && settings().is_lazy) memset(to, settings().poison, bytes);
+    note("download %zu stream %d %s", bytes, stream->number, direct ? "pinned" : "pageable");
+    if (direct && settings().streams != Streams::Eager) memset(to, settings().poison, bytes);
     submit(stream, [=, &device] {
         check_range("copy from the device", from, bytes, device);
         memcpy(to, reinterpret_cast<const void*>(from), bytes);

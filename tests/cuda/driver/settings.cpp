@@ -69,7 +69,9 @@ static void apply(Settings& s, const std::string& knob, const char* value) {
     else if (knob == "STANDIN_MEMORY_TAKEN")
         s.memory_taken = size_t(number(name, value));
     else if (knob == "STANDIN_STREAMS")
-        s.is_lazy = choice(name, value, {"eager", "lazy"});
+        s.streams = Streams(choice(name, value, {"eager", "lazy", "hasty"}));
+    else if (knob == "STANDIN_FORGETS_WAITS")
+        s.forgets_waits = number(name, value) != 0;
     else if (knob == "STANDIN_ORDER")
         s.order = choice(name, value, {"forward", "reverse", "random"});
     else if (knob == "STANDIN_POISON")

@@ -1,6 +1,7 @@
 // Streams and events. Eager: work is done when it is submitted, as early as a device could. Lazy:
 // it is done when somebody waits for it, as late as a device could, and streams that are not told
-// of each other run in the wrong order.
+// of each other run in the wrong order. Hasty: lazy, but what goes up goes as early as a device
+// could, over whatever waits to be read there.
 #include <ctime>
 
 #include "driver.h"
@@ -42,7 +43,7 @@ void finish_all(const Device& device) {
 void submit(const std::shared_ptr<Stream>& stream, std::function<void()> work) {
     if (is_broken) return;
     stream->waiting.push_back(std::move(work));
-    if (!settings().is_lazy) finish(*stream);
+    if (settings().streams == Streams::Eager) finish(*stream);
 }
 
 size_t streams_and_events_of(const Device& device) {
@@ -70,8 +71,10 @@ using namespace standin;
 DRIVER_FUNCTION cuStreamCreate(void** handle, unsigned flags) {
     return in_context([&](Device& device) -> int {
         if (flags > 1) return INVALID_VALUE;
+        static int made = 0;
         auto stream = std::make_shared<Stream>();
         stream->device = &device;
+        stream->number = made++;
         *handle = streams.add(stream);
         return SUCCESS;
     });
@@ -165,7 +168,8 @@ DRIVER_FUNCTION cuEventElapsedTime_v2(float* milliseconds, void* from, void* to)
 DRIVER_FUNCTION cuStreamWaitEvent(void* handle, void* event, unsigned) {
     return in_context([&](Device& device) {
         const std::shared_ptr<Record> record = events.find(event)->last;
-        submit(stream_of(handle, device), [record] { pass(record); });
+        const std::shared_ptr<Stream> stream = stream_of(handle, device);
+        if (!settings().forgets_waits) submit(stream, [record] { pass(record); });
         return SUCCESS;
     });
 }
