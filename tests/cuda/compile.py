@@ -10,6 +10,7 @@ from pathlib import Path
 from build import KERNELS
 
 ARCHITECTURES = (80, 89, 90)
+TOOLKIT = Path("/usr/local/cuda")
 # Every template is compiled with these, by the program, too.
 OPTIONS = ["--std=c++17", "--device-as-default-execution-space"]
 # Registers a thread may take: what lets as many blocks of the kernel live on a multiprocessor
@@ -35,14 +36,24 @@ FORBIDDEN = ("LDL", "STL")
 
 
 def libraries_of(site_packages):
-    """NVRTC and its own parts: of the newest major among Python packages, or as the loader finds
-    it."""
-    for name in ("cu13", "cuda_nvrtc"):
-        folder = Path(site_packages) / "nvidia" / name / "lib"
+    """NVRTC and its own parts: of the newest major among Python packages, of a toolkit, or as the
+    loader finds it."""
+    packages = Path(site_packages) / "nvidia"
+    folders = [packages / "cu13" / "lib", packages / "cuda_nvrtc" / "lib"]
+    for folder in [*folders, TOOLKIT / "lib64"]:
         found = [p for p in folder.glob("libnvrtc.so.*") if "alt" not in p.name]
         if found:
             return str(found[0]), sorted(folder.glob("libnvrtc-builtins.so.*"))
-    return "libnvrtc.so", []
+    for name in ("libnvrtc.so.13", "libnvrtc.so.12"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name, []
+    raise SystemExit(
+        f"no NVRTC: neither in {packages}, nor in {TOOLKIT}, nor on the loader's path; "
+        "pip install nvidia-cuda-nvrtc"
+    )
 
 
 class Nvrtc:

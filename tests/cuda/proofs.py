@@ -52,9 +52,9 @@ class Proofs:
             print(f"        {problem}", flush=True)
 
 
-def run_checks(command, kind):
+def run_checks(command, kind, environment=None):
     """What a process of checks found wrong."""
-    environment = build.sanitizer_environment(kind)
+    environment = environment or build.sanitizer_environment(kind)
     done = subprocess.run(
         [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True
     )
@@ -122,6 +122,12 @@ class Whole:
         nvrtc, _ = compile.libraries_of(sysconfig.get_path("purelib"))
         self.bench = whole.Bench(binary, build.driver(), Path(nvrtc).parent)
 
+    def gpu_check(self):
+        """What a first GPU is asked, asked of the stand-in."""
+        driver = self.bench.driver / "libcuda.so.1"
+        command = [build.HERE / "on_gpu.py", "--binary", self.bench.binary, "--library", driver]
+        return run_checks(command, "plain", self.bench.program.environment)
+
     def prove(self, proofs, full):
         bench, figures = self.bench, []
         runs = whole.goldens(full)
@@ -185,7 +191,10 @@ def main():
     full, started, proofs = options.full, time.time(), Proofs()
     reports = [] if options.only_whole else prove_kernels(proofs, full)
     if options.binary:
-        Whole(options.binary).prove(proofs, full)
+        whole_program = Whole(options.binary)
+        whole_program.prove(proofs, full)
+        if full:
+            proofs.prove("scripts/gpu_check runs to its end", [whole_program.gpu_check])
     if reports:
         print_resources(reports)
     proved = proofs.count - proofs.failed

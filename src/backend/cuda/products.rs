@@ -1,8 +1,8 @@
 //! Linear maps: by the algorithm stored for their shape. The first call of a shape decides it.
 //!
-//! An algorithm is tried on the product at hand, with the rows it has copied to all rows behind
-//! them: on every number of row tiles, a row at the start, in the middle and at the end must have
-//! the bits it has in a single tile.
+//! An algorithm is tried on the weight at hand and rows of noise, over and over: on every number of
+//! row tiles, rows at the start, in the middle and at the end must have the bits they have in a
+//! single tile.
 
 use std::time::Instant;
 
@@ -10,17 +10,20 @@ use anyhow::{Result, ensure};
 
 use super::arena::{Bytes, Room, Use};
 use super::driver::Stream;
-use super::gemm::{self, Choice, Product, Shape, rows_to_try};
+use super::gemm::{self, Choice, Product, ROWS_LEAST, Shape, rows_to_try};
 use super::kernels::OwnProduct;
 use super::libraries::Algorithm;
 use super::tensor::{DeviceTensor, Kind, TILE, View};
 use super::weights::DeviceWeight;
-use super::{Cuda, word_bytes};
+use super::{Cuda, encode, word_bytes};
 use crate::backend::{Backend, Into, Linear, Precision, Tensor};
 
-/// Most rows that a batch may have when the first product of a shape is asked for: what lies
-/// behind them is overwritten by the trial.
-const ROWS_TRIED_MAX: usize = 64;
+/// Most rows that a batch may have when the first product of a shape is asked for: those are put
+/// back after the trial, what lies behind them isn't.
+const ROWS_KEPT_MAX: usize = 64;
+/// Rows of noise. Each lies elsewhere in every tile; and sums that differ in the last bits of fp32
+/// seldom differ in bf16, so that it takes many numbers to tell.
+const NOISE_ROWS: usize = TILE - 1;
 
 impl Cuda {
     /// out = or += x · wᵀ + bias; the shapes are set.
@@ -109,12 +112,12 @@ impl Trial<'_> {
     fn first_that_keeps_bits(&self, proposals: &[Algorithm]) -> Result<Choice> {
         let rows = self.product.x.rows;
         ensure!(
-            (1..=ROWS_TRIED_MAX).contains(&rows) && self.rows_max >= TILE,
-            "a product of a new shape: expected at most {ROWS_TRIED_MAX} rows to try it on, found {rows}"
+            (1..=ROWS_KEPT_MAX).contains(&rows) && self.rows_max >= TILE,
+            "a product of a new shape: expected at most {ROWS_KEPT_MAX} rows to try it on, found {rows}"
         );
-        let out = self.product.out;
-        let before = self.cuda.read(out.address, out.bytes())?;
-        self.repeat_rows()?;
+        let used = [self.product.x, self.product.out];
+        let kept = used.map(|view| self.cuda.read(view.address, view.bytes()));
+        self.fill_with_noise()?;
         let mut choice = Choice::Own;
         for algorithm in proposals {
             if self.keeps_bits(algorithm)? {
@@ -122,20 +125,24 @@ impl Trial<'_> {
                 break;
             }
         }
-        self.cuda.overwrite(out.address, &before)?;
+        for (view, bytes) in used.iter().zip(kept) {
+            self.cuda.overwrite(view.address, &bytes?)?;
+        }
         Ok(choice)
     }
 
-    /// Copies the rows of x, over and over, to all rows behind them.
-    fn repeat_rows(&self) -> Result<()> {
-        let x = self.product.x;
-        let behind = x.at_row(x.rows, self.rows_max - x.rows);
-        let numbers: Vec<u32> = (x.rows..self.rows_max)
-            .map(|row| (row % x.rows) as u32)
-            .collect();
+    /// Noise in all rows of x.
+    fn fill_with_noise(&self) -> Result<()> {
+        let first = self.product.x.at_row(0, NOISE_ROWS);
+        let mut bytes = vec![0; first.bytes()];
+        encode(&noise(first.numbers()), first.kind, &mut bytes);
+        self.cuda.overwrite(first.address, &bytes)?;
+        let behind = first.at_row(NOISE_ROWS, self.rows_max - NOISE_ROWS);
+        let repeated = (0..behind.rows).map(|row| (row % NOISE_ROWS) as u32);
+        let numbers: Vec<u32> = repeated.collect();
         let index = self.cuda.sent(&word_bytes(&numbers), Use::Batch)?;
         let (kernels, rows) = (&self.cuda.made.kernels, index.address());
-        kernels.gather(self.stream, behind, x, rows)
+        kernels.gather(self.stream, behind, first, rows)
     }
 
     fn keeps_bits(&self, algorithm: &Algorithm) -> Result<bool> {
@@ -160,23 +167,38 @@ impl Trial<'_> {
 
     /// Rows where a copy starts: the first, one in the middle, and the last whole one.
     fn places(&self, tiled: usize) -> [usize; 3] {
-        let rows = self.product.x.rows;
-        let copies = tiled / rows;
-        [0, copies / 2 * rows, (copies - 1) * rows]
+        let copies = tiled / NOISE_ROWS;
+        [0, copies / 2, copies - 1].map(|copy| copy * NOISE_ROWS)
     }
 
     fn rows_at(&self, out: &View, first: usize) -> Result<Vec<u8>> {
-        let rows = out.at_row(first, self.product.x.rows);
+        let rows = out.at_row(first, NOISE_ROWS);
         self.cuda.read(rows.address, rows.bytes())
     }
 }
+
+/// Numbers in [-1, 1), the same in every run.
+fn noise(count: usize) -> Vec<f32> {
+    // SplitMix64 (Steele, Lea and Flood 2014).
+    let numbers = (1..=count as u64).map(|i| {
+        let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    });
+    numbers.collect()
+}
+
+/// A device that takes longer for a product of 512 by 512 is no GPU that large ones are made for:
+/// this is a thousand times what those take.
+const SMALL_SECONDS_MAX: f64 = 5e-3;
 
 /// FLOP/s of square products, a few in a row.
 pub(super) fn peak_flops(cuda: &Cuda) -> Result<f64> {
     // Small first: a device that takes long for that, or has no room for more, is measured with it.
     let (mut best, seconds) = square(cuda, 512, 1)?;
     let (free, _) = cuda.memory()?;
-    if seconds < 0.05 && square_bytes(2048) < free / 2 {
+    if seconds < SMALL_SECONDS_MAX && square_bytes(2048) < free / 2 {
         // Memory that looks free may be somebody else's by now; the plan will say so.
         if let Ok((rate, _)) = square(cuda, 2048, 32) {
             best = f64::max(best, rate);
@@ -187,7 +209,7 @@ pub(super) fn peak_flops(cuda: &Cuda) -> Result<f64> {
 
 /// What three square matrices take, and the library.
 fn square_bytes(size: usize) -> usize {
-    3 * size * size * Kind::F32.size() + gemm::WORKSPACE_BYTES + (1 << 20)
+    3 * size.max(ROWS_LEAST) * size * Kind::F32.size() + gemm::WORKSPACE_BYTES + (1 << 20)
 }
 
 /// FLOP/s and seconds of `times` products of square matrices.

@@ -125,6 +125,12 @@ static void put(char* at, int type, float value) {
     memcpy(at, &half, 2);
 }
 
+static float rounded(float value, int type) {
+    char kept[4];
+    put(kept, type, value);
+    return number(kept, type);
+}
+
 // As tensor cores read fp32 where TF32 is allowed: 10 bits behind the point.
 static float as_tf32(float value) {
     uint32_t bits;
@@ -180,7 +186,9 @@ void Job::run() const {
                 const uint64_t from = k * uint64_t(part) / uint64_t(parts);
                 const uint64_t to = k * uint64_t(part + 1) / uint64_t(parts);
                 add_part(sum, strip.data(), &columns[j * k], from, to);
-                for (uint64_t i = 0; i < STRIP; i++) total[i] += sum[i];
+                // Parts meet in the type of the result, so that few numbers tell how many there were.
+                for (uint64_t i = 0; i < STRIP; i++)
+                    total[i] += parts > 1 ? rounded(sum[i], p.out.type) : sum[i];
             }
             for (uint64_t row = 0; row < rows; row++) finish(first + row, j, total[row]);
         }
