@@ -186,7 +186,7 @@ void Job::run() const {
                 const uint64_t from = k * uint64_t(part) / uint64_t(parts);
                 const uint64_t to = k * uint64_t(part + 1) / uint64_t(parts);
                 add_part(sum, strip.data(), &columns[j * k], from, to);
-                // Parts meet in the type of the result, so that few numbers tell how many there were.
+                // Parts meet in the result's type, so that few numbers tell how many there were.
                 for (uint64_t i = 0; i < STRIP; i++)
                     total[i] += parts > 1 ? rounded(sum[i], p.out.type) : sum[i];
             }

@@ -54,7 +54,7 @@ struct Settings {
     size_t memory = size_t(80) << 30;  // STANDIN_MEMORY: bytes of each
     size_t memory_taken = 0;  // STANDIN_MEMORY_TAKEN: bytes that look free and are not
     Streams streams = Streams::Eager;  // STANDIN_STREAMS: when work is done
-    bool forgets_waits = false;  // STANDIN_FORGETS_WAITS: 1 to lose what streams are told to wait for
+    bool forgets_waits = false;  // STANDIN_FORGETS_WAITS: 1 to lose what streams wait for
     int order = 0;            // STANDIN_ORDER: forward, reverse or random, of threads
     int poison = 0xFF;        // STANDIN_POISON: what memory holds before it is written
     long break_at = 0;        // STANDIN_BREAK_AT: the launch at which the device is lost

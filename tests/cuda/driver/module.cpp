@@ -238,8 +238,8 @@ DRIVER_FUNCTION cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, u
         if (f->device != &device) fail("%s was loaded on another device", f->name.c_str());
         const int status = check_launch(*f, l);
         const std::shared_ptr<Stream> on = stream_of(stream, device);
-        note("launch %s grid %u,%u,%u block %u,%u,%u shared %u stream %d%s", f->name.c_str(), grid_x,
-             grid_y, grid_z, block_x, block_y, block_z, dynamic_bytes, on->number,
+        note("launch %s grid %u,%u,%u block %u,%u,%u shared %u stream %d%s", f->name.c_str(),
+             grid_x, grid_y, grid_z, block_x, block_y, block_z, dynamic_bytes, on->number,
              status ? " refused" : "");
         if (status) return status;
         const auto arguments = std::make_shared<Arguments>(*f, given, device);
