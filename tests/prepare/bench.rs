@@ -50,12 +50,17 @@ impl Bench {
         self.write(name, lines.join("\n") + "\n")
     }
 
-    /// Runs prepare in the folder, with `--out out`.
+    /// Runs prepare in the folder, with `--out out` unless another is given.
     pub fn prepare(&self, args: &[&str]) -> Ran {
+        let out: &[&str] = match args.contains(&"--out") {
+            true => &[],
+            false => &["--out", "out"],
+        };
         let output = Command::cargo_bin("kdscore")
             .unwrap()
             .current_dir(self.folder.path())
-            .args(["prepare", "--out", "out"])
+            .arg("prepare")
+            .args(out)
             .args(args)
             .output()
             .unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
 
-use super::DEFAULT;
+use super::{DEFAULT, WITH_TOOLS};
 use crate::corpus::tokenizer::TextTokenizer;
 
 /// A template's text, by the name a checkpoint gives it.
@@ -37,7 +37,7 @@ pub fn sources(tokenizer: &TextTokenizer, asked: Option<&Path>) -> Result<Vec<Na
         return of_checkpoint(tokenizer);
     };
     if !asked.exists()
-        && let Ok(found) = of_checkpoint(tokenizer)
+        && let Ok(found) = all_of_checkpoint(tokenizer)
         && let Some(named) = found.iter().find(|s| Path::new(&s.name) == asked)
     {
         return Ok(vec![NamedSource {
@@ -53,6 +53,19 @@ pub fn sources(tokenizer: &TextTokenizer, asked: Option<&Path>) -> Result<Vec<Na
 }
 
 fn of_checkpoint(tokenizer: &TextTokenizer) -> Result<Vec<NamedSource>> {
+    let found = all_of_checkpoint(tokenizer)?;
+    let names: Vec<_> = found.iter().map(|s| s.name.as_str()).collect();
+    // transformers takes none of several for the one that is meant, and no lone one by its name.
+    ensure!(
+        names.contains(&DEFAULT) || names.contains(&WITH_TOOLS),
+        "{}: expected a chat template named {DEFAULT}, found {}; choose one with --chat-template NAME",
+        tokenizer.folder().display(),
+        names.join(", ")
+    );
+    Ok(found)
+}
+
+fn all_of_checkpoint(tokenizer: &TextTokenizer) -> Result<Vec<NamedSource>> {
     let folder = tokenizer.folder();
     let mut found = Vec::new();
     let beside = folder.join("chat_template.jinja");

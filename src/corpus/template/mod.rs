@@ -314,12 +314,15 @@ impl ChatTemplate {
     fn chosen(&self, chat: &ChatValues) -> RowResult<&Compiled> {
         let named = |name: &str| self.templates.iter().find(|t| t.source.name == name);
         let with_tools = named(WITH_TOOLS).filter(|_| !chat.tools.is_none());
-        let only = || Some(&self.templates[0]).filter(|_| self.templates.len() == 1);
-        with_tools.or_else(|| named(DEFAULT)).or_else(only).ok_or_else(|| {
+        with_tools.or_else(|| named(DEFAULT)).ok_or_else(|| {
             let names: Vec<_> = self.sources().map(|s| s.name.as_str()).collect();
             RowProblem::new(
                 Reason::TemplateRefusal,
-                format!("expected a template named {DEFAULT}, found {}; choose one with --chat-template", names.join(", ")),
+                format!(
+                    "expected a chat template named {DEFAULT} for a chat without tools, found {}; \
+                     choose one with --chat-template NAME",
+                    names.join(", ")
+                ),
             )
         })
     }
