@@ -4,13 +4,13 @@ use std::slice;
 
 use super::Sequence;
 use super::chat::{ChatRules, encode_chat};
-use super::problem::{Finding, Lint, Reason, RowProblem, RowResult};
+use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
 use super::remarks::{check_bos, note_end, note_straddlers};
 use super::rows::{Segments, SourceRow, TokenRow};
-use super::rules::LossRule;
+use super::rules::{LossRule, Straddle};
 use super::spans::{all_trained, span_mask};
 use super::template::ChatTemplate;
-use super::tokenizer::TextTokenizer;
+use super::tokenizer::{Encoded, TextTokenizer};
 
 /// A row as it goes into a corpus shard, with remarks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -110,7 +110,7 @@ impl RowEncoder {
     fn text(&self, text: &str, trained_from: usize) -> RowResult<TokenisedRow> {
         let tokenizer = self.tokenizer();
         let mut findings = Vec::new();
-        let encoded = tokenizer.encode_plain(text)?;
+        let encoded = self.with_one_bos(text)?;
         let masked = match trained_from {
             0 => all_trained(&encoded),
             from => span_mask(
@@ -131,16 +131,21 @@ impl RowEncoder {
                 tokens.push(eos);
                 loss_mask.push(1);
             }
-            None => {}
+            None => findings.push(Finding {
+                lint: Lint::MissingEos,
+                count: 1,
+                example: format!("ends with {}", quoted(tail(text))),
+            }),
         }
-        // An EOS the text brought itself is where it belongs.
+        // A BOS or EOS the text brought itself is where it belongs.
+        let inner = tokenizer.bos_text().and_then(|bos| text.strip_prefix(bos));
+        let inner = inner.unwrap_or(text);
         let inner = tokenizer
             .special_tokens()
             .iter()
             .find(|(name, _)| name == "eos_token")
-            .map_or(text, |(_, eos)| {
-                text.strip_suffix(eos.as_str()).unwrap_or(text)
-            });
+            .and_then(|(_, eos)| inner.strip_suffix(eos.as_str()))
+            .unwrap_or(inner);
         if let Some(control) = tokenizer.control_token_in(inner) {
             findings.push(Finding {
                 lint: Lint::ControlTokenInText,
@@ -155,17 +160,19 @@ impl RowEncoder {
         })
     }
 
-    /// A text whose segments say what is trained. It brings its own control tokens; only a BOS
-    /// that it does not bring is the tokenizer's to add.
-    fn segments(&self, segments: &Segments) -> RowResult<TokenisedRow> {
+    /// A text with the special tokens that the tokenizer puts around one; a BOS that it brings, as
+    /// one that was rendered before does, is not put there again.
+    fn with_one_bos(&self, text: &str) -> RowResult<Encoded> {
         let tokenizer = self.tokenizer();
-        let brings_bos = tokenizer
-            .bos_text()
-            .is_some_and(|bos| segments.text.starts_with(bos));
-        let encoded = match brings_bos {
-            true => tokenizer.encode_rendered(&segments.text)?,
-            false => tokenizer.encode_plain(&segments.text)?,
-        };
+        match tokenizer.bos_text() {
+            Some(bos) if text.starts_with(bos) => tokenizer.encode_rendered(text),
+            _ => tokenizer.encode_plain(text),
+        }
+    }
+
+    /// A text whose segments say what is trained. It brings its own end.
+    fn segments(&self, segments: &Segments) -> RowResult<TokenisedRow> {
+        let encoded = self.with_one_bos(&segments.text)?;
         let masked = span_mask(&encoded.offsets, &segments.trained, self.rules.straddle);
         let mut findings = Vec::new();
         note_straddlers(&encoded, &masked, &segments.text, &mut findings);
@@ -174,6 +181,17 @@ impl RowEncoder {
             loss_mask: masked.loss_mask,
             findings,
         })
+    }
+
+    /// What is said of a row without a trained token that has tokens trained in part.
+    fn partly(&self, row: &TokenisedRow) -> &'static str {
+        let partly = row.findings.iter().any(|f| f.lint == Lint::Straddler);
+        match (partly, self.rules.straddle) {
+            (true, Straddle::Exclude) => {
+                ": a part of one or more is to be trained, which --straddle include takes for all of it"
+            }
+            _ => "",
+        }
     }
 
     /// What must hold for a row of any format.
@@ -208,12 +226,19 @@ impl RowEncoder {
             return Err(RowProblem::new(
                 Reason::NoScoredPosition,
                 format!(
-                    "expected a trained token after the first one, found none in {length} tokens"
+                    "expected a trained token after the first one, found none in {length} tokens{}",
+                    self.partly(row)
                 ),
             ));
         }
         Ok(())
     }
+}
+
+/// The end of a text, as much as an example needs.
+fn tail(text: &str) -> &str {
+    let start = text.char_indices().rev().nth(29).map_or(0, |(at, _)| at);
+    &text[start..]
 }
 
 fn outside(id: i64, t: usize, vocab_size: usize) -> RowProblem {
@@ -235,7 +260,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::decoder::byte_of;
-    use super::super::rules::Straddle;
     use super::*;
 
     static TEACHER: LazyLock<TextTokenizer> = LazyLock::new(|| {

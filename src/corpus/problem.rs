@@ -67,6 +67,10 @@ pub enum Lint {
     /// A token with one part inside a trained span and one outside.
     Straddler,
     MissingBos,
+    /// A text that an EOS should end, where the tokenizer names none.
+    MissingEos,
+    /// A message that is not the assistant's inside a generation block.
+    OthersTrained,
     /// A control token written out in a plain text, prompt or completion.
     ControlTokenInText,
     /// A message whose text does not occur in what the template rendered.
@@ -82,9 +86,11 @@ pub enum Lint {
 }
 
 impl Lint {
-    pub const ALL: [Lint; 8] = [
+    pub const ALL: [Lint; 10] = [
         Lint::Straddler,
         Lint::MissingBos,
+        Lint::MissingEos,
+        Lint::OthersTrained,
         Lint::ControlTokenInText,
         Lint::DroppedByTemplate,
         Lint::EndNotTrained,
@@ -97,6 +103,8 @@ impl Lint {
         match self {
             Lint::Straddler => "straddling_tokens",
             Lint::MissingBos => "missing_bos",
+            Lint::MissingEos => "missing_eos",
+            Lint::OthersTrained => "other_roles_trained",
             Lint::ControlTokenInText => "control_tokens_in_text",
             Lint::DroppedByTemplate => "dropped_by_template",
             Lint::EndNotTrained => "end_not_trained",
@@ -111,6 +119,13 @@ impl Lint {
         match self {
             Lint::Straddler => "tokens straddle the edge of a trained span",
             Lint::MissingBos => "sequences start without the tokenizer's BOS token",
+            Lint::MissingEos => {
+                "texts get no EOS behind them, for the tokenizer names none: name it as eos_token in its tokenizer_config.json"
+            }
+            Lint::OthersTrained => {
+                "messages of other roles are trained, for the template's generation blocks hold them; \
+                 give a template with blocks around answers alone"
+            }
             Lint::ControlTokenInText => "texts hold a control token, written out",
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
             Lint::EndNotTrained => {

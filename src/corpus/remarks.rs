@@ -20,16 +20,17 @@ pub fn check_bos(tokenizer: &TextTokenizer, row: &mut TokenisedRow) -> RowResult
         [first, second, ..] if first == bos && second == bos => Err(RowProblem::new(
             Reason::DoubleBos,
             format!(
-                "expected one BOS token (id {bos}) at the start, found two: \
-                 one comes from the text or template, one from the tokenizer"
+                "expected one BOS token (id {bos}) at the start, found two; \
+                 take one out of the row, or out of the chat template"
             ),
         )),
         [first, ..] if first == bos => Ok(()),
         _ => {
+            let first = row.tokens.first().map(|&id| named(tokenizer, id));
             row.findings.push(Finding {
                 lint: Lint::MissingBos,
                 count: 1,
-                example: format!("starts with id {:?}", row.tokens.first()),
+                example: first.map_or("holds no token".to_owned(), |t| format!("starts with {t}")),
             });
             Ok(())
         }
@@ -44,16 +45,22 @@ pub fn note_end(tokenizer: &TextTokenizer, row: &mut TokenisedRow) {
     if tokenizer.stops().is_empty() || tokenizer.stops().contains(&id) {
         return;
     }
-    let text = tokenizer.token(id).unwrap_or_default();
+    let stops: Vec<String> = tokenizer.stops().iter().map(i32::to_string).collect();
     row.findings.push(Finding {
         lint: Lint::EndNotTrained,
         count: 1,
         example: format!(
-            "ends with {} (id {id}), stops at {:?}",
-            quoted(&text),
-            tokenizer.stops()
+            "ends with {}, stops at id {}",
+            named(tokenizer, id),
+            stops.join(" or ")
         ),
     });
+}
+
+/// A token, for people.
+fn named(tokenizer: &TextTokenizer, id: i32) -> String {
+    let text = tokenizer.token(id).unwrap_or_default();
+    format!("{} (id {id})", quoted(&text))
 }
 
 pub fn note_straddlers(

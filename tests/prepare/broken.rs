@@ -132,9 +132,9 @@ const BROKEN: &[Broken] = &[
     },
     // Texts and tokens
     Broken {
-        rows: "{\"text\": \"<|bos|>a\"}",
+        rows: "{\"text\": \"<|bos|><|bos|>a\"}",
         args: &[],
-        says: "expected one BOS token (id 0) at the start, found two",
+        says: "expected one BOS token (id 0) at the start, found two; take one out of the row",
     },
     Broken {
         rows: "{\"input_ids\": [1, 2048], \"loss_mask\": [0, 1]}",

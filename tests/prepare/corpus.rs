@@ -234,9 +234,9 @@ fn what_looks_wrong_is_counted_with_a_first_example() {
     let ran = bench.prepare(&args);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     for says in [
-        "2 sequences start without the tokenizer's BOS token; first: rows.jsonl:1: ",
+        "2 sequences start without the tokenizer's BOS token; first: rows.jsonl:1: starts with \"<|im_start|>\" (id 1)\n",
         "1 rows hold text that the chat template leaves out; first: rows.jsonl:2: message 0: \"Be brief.\"",
-        "2 sequences train a last token that the model does not stop at (eos_token_id); first: rows.jsonl:1: ends with \"<|im_end|>\"",
+        "2 sequences train a last token that the model does not stop at (eos_token_id); first: rows.jsonl:1: ends with \"<|im_end|>\" (id 2), stops at id 0 or 3",
         "<|bos|> starts no sequence",
     ] {
         assert!(ran.stdout.contains(says), "{says}: {}", ran.stdout);

@@ -159,6 +159,19 @@ fn segments_say_what_is_trained() {
 }
 
 #[test]
+fn segments_with_nothing_but_straddlers_say_the_flag_for_it() {
+    let row = json!({"segments": [{"label": false, "text": "the answer is th"}, {"label": true, "text": "e"}]});
+    let told = refused(row.clone(), &[]);
+    assert!(
+        told.contains("which --straddle include takes for all of it"),
+        "{told}"
+    );
+    assert!(!learnt(row, &["--straddle", "include"]).is_empty());
+    let none = json!({"segments": [{"label": false, "text": "a"}]});
+    assert!(!refused(none, &[]).contains("--straddle"));
+}
+
+#[test]
 fn keys_and_roles_of_other_names_are_mapped() {
     let row = json!({"dialog": [{"who": "client", "says": "a"}, {"who": "bot", "says": "b"}]});
     let args = [

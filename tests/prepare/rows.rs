@@ -184,6 +184,50 @@ fn texts_are_trained_whole_with_one_bos_and_an_end() {
 }
 
 #[test]
+fn a_text_that_brings_its_bos_gets_no_second_one() {
+    let rows = |bos: &str| {
+        [
+            json!({"text": format!("{bos}Once upon\na time<|im_end|>")}),
+            json!({"prompt": format!("{bos}Q: why?"), "completion": " So."}),
+        ]
+    };
+    for i in 0..2 {
+        let (plain, rendered) = (Bench::new(), Bench::new());
+        plain.prepared(&rows("")[i..=i], &[]);
+        let facts = rendered.prepared(&rows("<|bos|>")[i..=i], &[]);
+        assert_eq!(plain.sequences(), rendered.sequences());
+        assert_eq!(facts["lint"]["control_tokens_in_text"], 0);
+    }
+}
+
+#[test]
+fn texts_without_an_end_are_counted_where_the_tokenizer_names_none() {
+    let bench = Bench::new();
+    let tokenizer = fs::read(Path::new(TEACHER).join("tokenizer.json")).unwrap();
+    bench.write("endless/tokenizer.json", tokenizer);
+    bench.write(
+        "endless/tokenizer_config.json",
+        r#"{"bos_token": "<|bos|>"}"#,
+    );
+    let args = ["--data", "rows.jsonl", "--tokenizer", "endless"];
+    for row in [
+        json!({"text": "a"}),
+        json!({"prompt": "b", "completion": " a"}),
+    ] {
+        bench.write_rows("rows.jsonl", &[row.clone(), row.clone()]);
+        let ran = bench.prepare(&args);
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let says = "2 texts get no EOS behind them, for the tokenizer names none: name it as eos_token in its tokenizer_config.json; \
+                    first: rows.jsonl:1: ends with ";
+        assert!(ran.stdout.contains(says), "{}", ran.stdout);
+        assert!(bench.trained()[0].ends_with('a'));
+        fs::remove_dir_all(bench.path("out")).unwrap();
+        let named = Bench::new();
+        assert_eq!(named.prepared(&[row], &[])["lint"]["missing_eos"], 0);
+    }
+}
+
+#[test]
 fn tokens_are_taken_as_they_are() {
     let bench = Bench::new();
     let data = bench.write_rows(
