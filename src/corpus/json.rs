@@ -1,6 +1,8 @@
 //! One JSON object per line, read strictly: no duplicate keys, no NaN, no lone surrogates.
 //!
 //! Python's reader and serde's both keep the last of two equal keys, which loses text silently.
+//! Python's writer puts NaN, Infinity and halves of characters into files that then are no JSON.
+//! In columns that nothing reads they harm nobody, so they become values that no reader takes.
 
 use std::fmt;
 
@@ -25,15 +27,109 @@ pub fn parse_object(line: &[u8]) -> RowResult<Map<String, Value>> {
     match parsed {
         Ok(Strict(Value::Object(object))) => Ok(object),
         Ok(Strict(other)) => Err(broken(format!(
-            "expected a JSON object, found {}",
-            kind(&other)
+            "expected a JSON object, found {}{}",
+            kind(&other),
+            match other.is_array() {
+                true => "; one list of all rows belongs in a file ending in .json",
+                false => "",
+            }
         ))),
-        Err(error) => Err(broken(format!(
-            "expected a JSON object on one line, found {} at column {}",
-            what(&error),
-            error.column()
-        ))),
+        Err(error) => {
+            if let Ok(Strict(Value::Object(object))) = serde_json::from_str(&tamed(text)) {
+                return Ok(object);
+            }
+            Err(broken(format!(
+                "expected a JSON object on one line, found {} at column {}{}",
+                what(&error),
+                error.column(),
+                hint(text)
+            )))
+        }
     }
+}
+
+/// What a line that is no JSON most often is.
+fn hint(line: &str) -> String {
+    let line = line.trim();
+    if line.ends_with(['{', '[']) || line.ends_with(',') {
+        return "; a row that goes on in the next line belongs on one line, as jq -c . writes it, \
+                or into a list in a file ending in .json"
+            .to_owned();
+    }
+    match line.starts_with('{') {
+        true => String::new(),
+        false => format!("; the line begins with {}", quoted(line)),
+    }
+}
+
+/// The key of the object that stands for a value which is no JSON.
+const NO_JSON: &str = "no JSON";
+/// What Python writes for numbers that JSON doesn't have.
+const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
+
+/// The value that stands for one which is no JSON: an object, which nothing that is read may be,
+/// and which [`kind`] and the templates know.
+pub fn no_json(found: &str) -> Value {
+    let found: String = found.chars().take(60).collect();
+    Value::Object(Map::from_iter([(NO_JSON.to_owned(), found.into())]))
+}
+
+/// Whether an object stands for a value that is no JSON.
+pub fn is_no_json(object: &Map<String, Value>) -> bool {
+    object.contains_key(NO_JSON)
+}
+
+/// A text of JSON in which [`no_json`] stands for whatever Python writes and JSON doesn't have.
+fn tamed(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['"', 'N', 'I', '-']) {
+        out.push_str(&rest[..at]);
+        let number = NO_NUMBERS.iter().find(|n| rest[at..].starts_with(**n));
+        let length = match rest[at..].starts_with('"') {
+            true => string_length(&rest[at..]),
+            false => number.map_or(1, |n| n.len()),
+        };
+        let (piece, behind) = rest[at..].split_at(length);
+        let is_key = behind.trim_start().starts_with(':');
+        match number.is_some() || (!is_key && has_half_character(piece)) {
+            true => out.push_str(&no_json(piece).to_string()),
+            false => out.push_str(piece),
+        }
+        rest = behind;
+    }
+    out + rest
+}
+
+/// Bytes of the string that `text` begins with, quotes included.
+fn string_length(text: &str) -> usize {
+    let mut escaped = false;
+    let ends = |&(_, byte): &(usize, u8)| {
+        let ends = byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    };
+    let end = text.bytes().enumerate().skip(1).find(ends);
+    end.map_or(text.len(), |(at, _)| at + 1)
+}
+
+/// Whether a string of JSON has an escape for one half of a surrogate pair alone.
+fn has_half_character(string: &str) -> bool {
+    let unit = |at: usize| {
+        let escape = string.get(at..at + 6)?.strip_prefix("\\u")?;
+        u16::from_str_radix(escape, 16).ok()
+    };
+    let mut at = 0;
+    while let Some(next) = string[at..].find('\\').map(|i| at + i) {
+        at = match (unit(next), unit(next + 6)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => next + 12,
+            (Some(0xd800..=0xdfff), _) => return true,
+            (Some(_), _) => next + 6,
+            // The escaped character may be of several bytes in a text that is no JSON.
+            (None, _) => next + 1 + string[next + 1..].chars().next().map_or(0, char::len_utf8),
+        };
+    }
+    false
 }
 
 /// Parses any JSON with the same strictness, for JSON that stands inside a string.
@@ -63,7 +159,12 @@ pub fn kind(value: &Value) -> &'static str {
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
+        Value::Object(object) => match object.get(NO_JSON).and_then(Value::as_str) {
+            None => "an object",
+            Some("NaN") => "NaN, which is no JSON",
+            Some("Infinity" | "-Infinity") => "an infinity, which is no JSON",
+            Some(_) => "a string with half a character (a lone surrogate), which is no JSON",
+        },
     }
 }
 
@@ -142,6 +243,28 @@ impl<'de> Visitor<'de> for StrictVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_python_writes_and_json_lacks_becomes_a_value_that_no_reader_takes() {
+        for (written, found) in [
+            ("NaN", "NaN, which"),
+            ("-Infinity", "an infinity"),
+            ("Infinity", "an infinity"),
+            (r#""a \ud83d""#, "half a character"),
+            (r#""\ude42 \\""#, "half a character"),
+            (r#""\ud83d\u0041""#, "half a character"),
+        ] {
+            let line = format!(
+                r#"{{"NaN": "-Infinity \\ud800", "a": [1, {written}], "b": "\ud83d\ude42"}}"#
+            );
+            let object = parse_object(line.as_bytes()).unwrap();
+            assert_eq!(object["NaN"], r"-Infinity \ud800", "{line}");
+            assert_eq!((&object["a"][0], &object["b"]), (&json!(1), &json!("🙂")));
+            let kind = kind(&object["a"][1]);
+            assert!(kind.contains(found), "{kind}");
+        }
+    }
 
     #[test]
     fn keeps_the_order_of_keys() {
@@ -163,10 +286,15 @@ mod tests {
                 "the key \"a\" twice in one object at column 12",
             ),
             (b"{\"a\": {\"b\": 1, \"b\": 1}}", "the key \"b\" twice"),
-            (b"{\"a\": NaN}", "expected value at column 7"),
+            (b"{\"a\": NaN, 1}", "expected value at column 7"),
+            (b"{\"a\": NaNa}", "expected value at column 7"),
             (b"{\"a\": 1e999}", "number out of range"),
-            (b"{\"a\": \"\\ud800\"}", "unexpected end of hex escape"),
-            (b"{\"a\": \"\\udc00\"}", "lone leading surrogate"),
+            (b"{\"\\udc00\": 1}", "lone leading surrogate"),
+            (b"{", "jq -c ."),
+            (b"[", "a file ending in .json"),
+            (b"{\"a\": [", "jq -c ."),
+            (b"[{}]", "a file ending in .json"),
+            (b"text,label", "the line begins with \"text,label\""),
             (
                 b"{\"a\": \"\xff\"}",
                 "expected UTF-8, found other bytes at byte 8",

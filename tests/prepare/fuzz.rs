@@ -27,12 +27,13 @@ impl Rng {
 
 /// Changes a few bytes: flips, cuts, doubles, and splices of what JSON and templates are made of.
 fn mutated(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
-    const PIECES: [&[u8]; 12] = [
+    const PIECES: [&[u8]; 13] = [
         b"\"",
         b"{",
         b"]",
         b"null",
         b"1e999",
+        b"NaN",
         b"\\ud800",
         b"\xff",
         b"{%",

@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use super::calls::{calls_of_text, check_calls, tools};
 use super::content::take_parts;
 use super::flags::{TurnFlags, take_flags};
-use super::{key_list, take_string};
-use crate::corpus::json::{kind, parse_strict};
+use super::{hints, key_list, take_string};
+use crate::corpus::json::{is_no_json, kind, parse_strict};
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 use crate::corpus::rules::RowRules;
 
@@ -308,7 +308,7 @@ fn is_empty(value: &Value) -> bool {
 
 fn kwargs(value: Value) -> RowResult<Vec<(String, Value)>> {
     match value {
-        Value::Object(object) => Ok(object.into_iter().collect()),
+        Value::Object(object) if !is_no_json(&object) => Ok(object.into_iter().collect()),
         other => Err(RowProblem::unusable(format!(
             "chat_template_kwargs: expected an object, found {}",
             kind(&other)

@@ -18,7 +18,7 @@ use serde_json::{Map, Number, Value};
 
 use super::files::Kind;
 use crate::corpus::guard::guarded;
-use crate::corpus::json::parse_strict;
+use crate::corpus::json::{no_json, parse_strict};
 use crate::corpus::problem::{RowProblem, RowResult};
 use crate::corpus::rules::NullFields;
 
@@ -218,10 +218,11 @@ impl Converter {
     }
 }
 
+/// A NaN is a missing number to those who write such files, and is refused where it is read.
 fn float(value: f64) -> RowResult<Value> {
-    Number::from_f64(value)
-        .map(Value::Number)
-        .ok_or_else(|| RowProblem::unusable(format!("expected a finite number, found {value}")))
+    let number = Number::from_f64(value).map(Value::Number);
+    let found = if value.is_nan() { "NaN" } else { "Infinity" };
+    Ok(number.unwrap_or_else(|| no_json(found)))
 }
 
 fn text(text: &str, is_json: bool) -> RowResult<Value> {
@@ -231,4 +232,28 @@ fn text(text: &str, is_json: bool) -> RowResult<Value> {
     parse_strict(text).map_err(|e| {
         RowProblem::unusable(format!("expected JSON text in a column of JSON, found {e}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, Float64Array, StringArray};
+
+    use super::*;
+    use crate::corpus::json::kind;
+
+    #[test]
+    fn missing_numbers_are_values_that_no_reader_takes() {
+        let column = |numbers: Vec<f64>| Arc::new(Float64Array::from(numbers)) as ArrayRef;
+        let batch = RecordBatch::try_from_iter([
+            ("score", column(vec![f64::NAN])),
+            ("loss", column(vec![f64::NEG_INFINITY])),
+            ("text", Arc::new(StringArray::from(vec!["a"])) as ArrayRef),
+        ]);
+        let row = row(&batch.unwrap(), 0, NullFields::Error).unwrap();
+        assert_eq!(row["text"], "a");
+        assert_eq!(kind(&row["score"]), "NaN, which is no JSON");
+        assert_eq!(kind(&row["loss"]), "an infinity, which is no JSON");
+    }
 }

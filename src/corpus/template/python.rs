@@ -10,6 +10,7 @@ use super::engine::fail;
 use super::print;
 use super::range::Range;
 use super::rewrite::has_mark;
+use crate::corpus::json::{is_no_json, kind};
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 
 /// Deepest nesting `tojson` prints.
@@ -18,7 +19,7 @@ const DEPTH_MAX: usize = 128;
 /// A JSON value as the engine's, key order kept.
 ///
 /// # Errors
-/// A string with one of the characters that mark generation blocks.
+/// A string with one of the characters that mark generation blocks, or a value that is no JSON.
 pub fn to_value(json: &Json) -> RowResult<Value> {
     Ok(match json {
         Json::Null => Value::from(()),
@@ -35,6 +36,12 @@ pub fn to_value(json: &Json) -> RowResult<Value> {
         Json::Array(items) => {
             let items: RowResult<Vec<Value>> = items.iter().map(to_value).collect();
             Value::from(items?)
+        }
+        Json::Object(object) if is_no_json(object) => {
+            return Err(RowProblem::unusable(format!(
+                "expected what JSON has a way to write, found {}",
+                kind(json)
+            )));
         }
         Json::Object(object) => {
             let entry = |(k, v): (&String, &Json)| {
