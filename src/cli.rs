@@ -117,7 +117,7 @@ pub struct PrepareArgs {
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
 
-    /// Folder of the token corpus to be made.
+    /// Folder of the token corpus to be made, outside of --data.
     #[arg(long, value_name = "CORPUS")]
     pub out: Option<PathBuf>,
 

@@ -28,6 +28,7 @@ const MANIFEST: &str = "corpus.json";
 /// corpus. Nothing is left half-written.
 pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outcome> {
     let out = settings.out.clone();
+    refuse_inside(&settings.data, &out)?;
     let maker = CorpusMaker::open(plan(settings))?;
     let probes = match (maker.tokenizer(), maker.template()) {
         (Some(tokenizer), Some(template)) => Some(Probes::render(tokenizer, template)),
@@ -70,6 +71,19 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
             check_same(&out, &made, &facts, &hashes)?;
             Ok(already_prepared(&out, made))
         }
+    }
+}
+
+/// A corpus among the source files would be read as source rows by the next run.
+fn refuse_inside(data: &[PathBuf], out: &Path) -> Result<()> {
+    match corpus::path_above(data, out) {
+        None => Ok(()),
+        Some(path) => bail!(
+            "{}: expected a folder outside of --data, found one inside of {}, where the next run would read it; \
+             give another --out",
+            out.display(),
+            path.display()
+        ),
     }
 }
 

@@ -9,7 +9,7 @@
 //! | `instruction`, `input`, `output`, `history` (alpaca) | the output and the answers of `history` | LLaMA-Factory the same, with `mask_history` the output alone: `--loss last-assistant`; axolotl prints the Alpaca prompt instead of a chat: give that as `--chat-template` |
 //! | `conversation` of `human`, `assistant`; `query`, `response` | every answer | ms-swift the same |
 //! | `prompt`, `completion` | the completion and an EOS behind it | TRL the same; the prompt too: `--loss all` |
-//! | `text` | everything; BOS by the tokenizer, an EOS behind it | TRL, axolotl and LLaMA-Factory the same |
+//! | `text` | everything; BOS by the tokenizer where the text brings none, an EOS behind it | TRL, axolotl and LLaMA-Factory the same |
 //! | `segments` (axolotl input_output) | segments with `label: true`; no EOS that isn't written | axolotl encodes segments apart: other ids at their edges |
 //! | `input_ids` with `labels`, `loss_mask`, `completion_mask`, `assistant_masks` | as given | TRL the same; no labels: `--loss all` |
 //! | `weight`, `train`, `loss`, `loss_scale` of a message; `weight`, `train` of a part; `train_detail` | as given; a part or range without a flag follows its message | axolotl, ms-swift, OpenAI the same; fractions are refused |
@@ -48,7 +48,7 @@ pub use probes::Probes;
 pub use problem::{Finding, Lint, Reason, RowProblem, RowResult};
 pub use rows::Chat;
 pub use rules::{Format, LossRule, NullFields, OnProblem, RowRules, Straddle, TemplateRules};
-pub use source::{SourceFile, hash_files};
+pub use source::{SourceFile, hash_files, path_above};
 pub use summary::{Counted, Lengths, Summary};
 pub use template::{
     ChatTemplate, ChatValues, NamedSource, Rendered, TemplateDate, TemplatePlan, Until,

@@ -58,6 +58,12 @@ impl TextTokenizer {
     /// # Errors
     /// A missing or broken file, or a tokenizer whose ids are random.
     pub fn load(folder: &Path) -> Result<TextTokenizer> {
+        ensure!(
+            !folder.is_file(),
+            "{}: expected a folder with a tokenizer.json, found a file; give the folder it stands in, {}",
+            folder.display(),
+            parent_of(folder).display()
+        );
         let path = folder.join("tokenizer.json");
         let mut tokenizer = read_tokenizer(&path)?;
         let fingerprint = fingerprint(&tokenizer)?;
@@ -240,6 +246,11 @@ fn drop_key(value: &mut Value, key: &str) {
         Value::Array(items) => items.iter_mut().for_each(|v| drop_key(v, key)),
         _ => {}
     }
+}
+
+fn parent_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 fn read_tokenizer(path: &Path) -> Result<Tokenizer> {

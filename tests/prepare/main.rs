@@ -9,3 +9,4 @@ mod files;
 mod fuzz;
 mod nasty;
 mod rows;
+mod told;

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::calls::calls_of_text;
 use super::messages::Chat;
-use super::{key_list, take_string};
+use super::{hints, key_list, take_string};
 use crate::corpus::json::kind;
 use crate::corpus::problem::{RowProblem, RowResult, quoted};
 use crate::corpus::rules::RowRules;
@@ -50,9 +50,9 @@ fn turn(place: &str, mut message: Map<String, Value>, rules: &RowRules) -> RowRe
         "system" => "system",
         other => {
             return Err(RowProblem::unusable(format!(
-                "{place}.from: expected human, gpt, system, function_call or observation, found {}; \
-                 --roles NAME=ROLE says what it means",
-                quoted(other)
+                "{place}.from: expected human, gpt, system, function_call or observation, found {}; {}",
+                quoted(other),
+                hints::of_role(other)
             )));
         }
     };

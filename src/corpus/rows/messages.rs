@@ -356,8 +356,9 @@ fn take_role(place: &str, message: &mut Map<String, Value>, rules: &RowRules) ->
         }
         None => {
             return Err(RowProblem::unusable(format!(
-                "{place}: expected a key role, found {}",
-                key_list(message)
+                "{place}: expected a key role, found {}{}",
+                key_list(message),
+                hints::of_message(message)
             )));
         }
     };
@@ -368,8 +369,9 @@ fn take_role(place: &str, message: &mut Map<String, Value>, rules: &RowRules) ->
         return Ok(role.to_owned());
     }
     Err(RowProblem::unusable(format!(
-        "{place}.role: expected {expected}, found {}; --roles NAME=ROLE says what it means",
-        quoted(role)
+        "{place}.role: expected {expected}, found {}; {}",
+        quoted(role),
+        hints::of_role(role)
     )))
 }
 
@@ -380,10 +382,7 @@ fn check_keys(place: &str, message: &mut Map<String, Value>, rules: &RowRules) -
             "{place}: expected the keys {}, found {}; {}",
             MESSAGE_KEYS.join(", "),
             quoted(unknown),
-            match unknown.as_str() {
-                "function_call" => "write it as tool_calls, its newer form",
-                _ => "--map gives it another name, --ignore-keys leaves it unread",
-            }
+            hints::of_key(unknown)
         )));
     }
     for key in MESSAGE_KEYS.iter().filter(|k| **k != "tool_calls") {

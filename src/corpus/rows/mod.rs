@@ -6,6 +6,7 @@ mod calls;
 mod content;
 mod families;
 mod flags;
+mod hints;
 mod messages;
 mod segments;
 mod tokens;
@@ -42,58 +43,6 @@ pub enum Family {
     Segments,
     Tokens,
 }
-
-/// Keys of rows that are of no family, and what to do with them.
-const HINTS: [(&[&str], &str); 15] = [
-    (
-        &["chosen"],
-        "a preference row; --map messages=chosen trains the chosen chat, --map completion=chosen the chosen answer",
-    ),
-    (
-        &["preferred_output"],
-        "a preference row; make messages of its input and preferred_output",
-    ),
-    (
-        &["reward_model"],
-        "a row for reinforcement learning, which holds no answer to learn",
-    ),
-    (
-        &["article", "question", "answer"],
-        "--map instruction=question,input=article,output=answer reads them as alpaca",
-    ),
-    (
-        &["system_prompt", "question", "response"],
-        "--map system=system_prompt,query=question reads them as a chat",
-    ),
-    (
-        &["question", "answer"],
-        "--map query=question,response=answer reads them as a chat",
-    ),
-    (
-        &["question", "response"],
-        "--map query=question reads them as a chat",
-    ),
-    (
-        &["problem", "solution"],
-        "--map query=problem,response=solution reads them as a chat",
-    ),
-    (
-        &["instruction", "context", "response"],
-        "--map input=context,output=response reads them as alpaca",
-    ),
-    (
-        &["instruction", "response"],
-        "--map output=response reads them as alpaca",
-    ),
-    (
-        &["prompt", "response"],
-        "--map completion=response reads them as prompt and completion",
-    ),
-    (&["dialog"], "--map messages=dialog reads it as a chat"),
-    (&["contents"], "--map messages=contents reads it as a chat"),
-    (&["content"], "--map text=content reads it as text"),
-    (&["prompt"], "a row without an answer to learn"),
-];
 
 /// Columns of TRL and LLaMA-Factory that say whether an answer is a good one.
 const MARKS: [&str; 2] = ["label", "kto_tag"];
@@ -174,22 +123,25 @@ impl Family {
     /// The one family whose keys the row has.
     ///
     /// # Errors
-    /// A row of no family, or of two: which one is meant can't be guessed.
+    /// A row of no family, or of two: which one is meant can't be guessed. One that has a family's
+    /// keys and is known to be something else.
     pub fn detect(row: &Map<String, Value>) -> RowResult<Family> {
         let found: Vec<_> = Family::ALL.into_iter().filter(|f| f.is_of(row)).collect();
         match found[..] {
-            [family] => Ok(family),
+            [family] => match hints::mistaken(row) {
+                None => Ok(family),
+                Some(found) => Err(RowProblem::unusable(found)),
+            },
             [] => {
-                let has = |keys: &&[&str]| keys.iter().all(|k| row.contains_key(*k));
-                let hint = HINTS.iter().find(|(keys, _)| has(keys));
+                let named = |f: &Family| f.keys().iter().all(|k| row.contains_key(*k));
+                if let Some(family) = Family::ALL.into_iter().find(named) {
+                    family.check_keys(row)?;
+                }
                 Err(RowProblem::unusable(format!(
                     "expected a key messages, conversations, conversation, text, segments or input_ids, or prompt and completion, \
                      instruction and output, or query and response, found {}{}",
                     key_list(row),
-                    hint.map_or(
-                        "; --map gives keys other names".to_owned(),
-                        |(_, hint)| format!(": {hint}")
-                    )
+                    hints::of_row(row)
                 )))
             }
             _ => {
@@ -202,19 +154,34 @@ impl Family {
         }
     }
 
+    /// # Errors
+    /// A key of the family that is not there, or holds nothing.
+    fn check_keys(self, row: &Map<String, Value>) -> RowResult<()> {
+        for key in self.keys() {
+            let message = match row.get(*key) {
+                Some(Value::Null) => format!(
+                    "{key}: expected what a row of format {} holds there, found null",
+                    self.name()
+                ),
+                None => format!(
+                    "expected a key {key}, as in all rows of format {}, found {}",
+                    self.name(),
+                    key_list(row)
+                ),
+                Some(_) => continue,
+            };
+            return Err(RowProblem::unusable(message));
+        }
+        Ok(())
+    }
+
     /// Checks the row's shape and takes what it holds.
     ///
     /// # Errors
     /// Missing keys, wrong types, unknown roles.
     pub fn parse(self, mut row: Map<String, Value>, rules: &RowRules) -> RowResult<SourceRow> {
+        self.check_keys(&row)?;
         row.retain(|_, v| !v.is_null());
-        if let Some(missing) = self.keys().iter().find(|&&k| !row.contains_key(k)) {
-            return Err(RowProblem::unusable(format!(
-                "expected a key {missing}, as in all rows of format {}, found {}",
-                self.name(),
-                key_list(&row)
-            )));
-        }
         if self.is_chat() || self == Family::PromptCompletion {
             refuse_unwanted(&row, rules)?;
         }

@@ -58,6 +58,9 @@ impl Kind {
         file.take(6)
             .read_to_end(&mut head)
             .with_context(|| format!("{name}: can't read"))?;
+        if let Some(found) = foreign(path, &head) {
+            bail!("{name}: expected JSON, JSON lines, Parquet or Arrow, found {found}");
+        }
         Ok(Kind::of_bytes(&head))
     }
 
@@ -71,6 +74,52 @@ impl Kind {
             _ => Kind::Text(Packing::Plain),
         }
     }
+}
+
+/// A kind of file that is not read, and how to make one that is.
+fn foreign(path: &Path, head: &[u8]) -> Option<&'static str> {
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    match head {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [b'{' | b'[', 0, ..] | [0, b'{' | b'[', ..] => {
+            Some("text in UTF-16; iconv -f UTF-16 -t UTF-8 FILE writes it in UTF-8")
+        }
+        _ if ending == "csv" || ending == "tsv" => Some(
+            "a table of text; in Python pandas.read_csv(FILE).to_json(\"rows.jsonl\", orient=\"records\", lines=True) writes JSON lines",
+        ),
+        _ => None,
+    }
+}
+
+/// The first of the user's paths that means what is in `folder`, whatever stands there: a folder
+/// above it, or a pattern of one.
+pub fn path_above<'a>(data: &'a [PathBuf], folder: &Path) -> Option<&'a PathBuf> {
+    let (real, spelt) = (real_path(folder), absolute(folder));
+    let is_pattern_of = |path: &Path| {
+        let pattern = glob::Pattern::new(&absolute(path).to_string_lossy());
+        let options = glob::MatchOptions {
+            require_literal_separator: true,
+            ..glob::MatchOptions::new()
+        };
+        pattern.is_ok_and(|p| spelt.ancestors().any(|a| p.matches_path_with(a, options)))
+    };
+    data.iter().find(|path| match path.is_dir() {
+        true => real.starts_with(real_path(path)),
+        false => !path.is_file() && is_pattern_of(path),
+    })
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// The path without links, of a file that may not be there yet.
+fn real_path(path: &Path) -> PathBuf {
+    let path = absolute(path);
+    let real = path.ancestors().find_map(|above| {
+        let below = path.strip_prefix(above).ok()?;
+        Some(above.canonicalize().ok()?.join(below))
+    });
+    real.unwrap_or(path)
 }
 
 /// The files that the user's paths mean, in the order in which their rows count: paths sorted,

@@ -22,7 +22,7 @@ use super::json::parse_object;
 use super::problem::RowResult;
 use super::rules::NullFields;
 use crate::canonical::hex;
-pub use files::expanded;
+pub use files::{expanded, path_above};
 
 /// Bytes of rows a block may hold before it is handed on.
 const BLOCK_BYTES: usize = 4 << 20;
