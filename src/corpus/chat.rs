@@ -9,12 +9,12 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::encode::TokenisedRow;
-use super::problem::{Reason, RowProblem, RowResult};
-use super::remarks::{note_answers, note_dropped, note_straddlers};
+use super::problem::{Reason, RowProblem, RowResult, quoted};
+use super::remarks::{note_answers, note_dropped, note_others, note_straddlers};
 use super::rows::Chat;
 use super::rules::{LossRule, Straddle};
 use super::spans::{all_trained, span_mask};
-use super::template::{ChatTemplate, ChatValues, Rendered, Until};
+use super::template::{ChatTemplate, ChatValues, Rendered, Until, is_space};
 use super::tokenizer::{Encoded, TextTokenizer};
 use super::written::{check_control_tokens, check_written};
 
@@ -90,6 +90,7 @@ pub fn encode_chat(
         encoded,
     };
     let trained = trained_turns(chat, rules.loss)?;
+    let mut findings = Vec::new();
     let masked = match rules.loss {
         LossRule::All => {
             check_written(chat, &trained, &rendering.whole.text)?;
@@ -97,10 +98,12 @@ pub fn encode_chat(
         }
         _ => {
             let spans = rendering.trained_spans(&trained, rules.loss)?;
+            if rendering.whole.generated.is_some() {
+                note_others(template, chat, &rendering.whole, &spans, &mut findings);
+            }
             span_mask(&rendering.encoded.offsets, &spans, rules.straddle)
         }
     };
-    let mut findings = Vec::new();
     note_straddlers(
         &rendering.encoded,
         &masked,
@@ -123,9 +126,11 @@ fn with_hint(mut problem: RowProblem, chat: &Chat) -> RowProblem {
     if let Some(i) = chat.messages.iter().position(mute) {
         problem.message.push_str(&format!(
             "; message {i} has tool calls and no content, which many templates can't print: \
-             write \"content\": \"\" beside them"
+             write \"content\": \"\" beside them, or, for a template that asks whether content is none, \
+             null, which --template-rules transformers-4 keeps"
         ));
-    } else if chat.messages.iter().any(calls) {
+    }
+    if chat.messages.iter().any(calls) {
         problem.message.push_str(
             "; a template that wants the arguments of tool calls as JSON text gets them so, \
              where the rows have them so, with --tool-arguments as-given",
@@ -167,7 +172,8 @@ fn trained_turns(chat: &Chat, loss: LossRule) -> RowResult<Vec<usize>> {
     if role(last) == "user" {
         return Err(RowProblem::new(
             Reason::NoScoredPosition,
-            "expected the assistant's answer last, found a user's message",
+            "expected the assistant's answer last, found a user's message; \
+             take the messages behind the last answer out of the row, for nothing is learnt there",
         ));
     }
     let mut turns: Vec<usize> = chat.assistant_turns().collect();
@@ -309,7 +315,7 @@ impl Rendering<'_> {
     /// behind it, still are its end.
     fn end_by_place(&self, turn: usize) -> Option<usize> {
         let message = &self.chat.messages[turn];
-        let content = message["content"].as_str()?.trim_end();
+        let content = message["content"].as_str()?.trim_end_matches(is_space);
         if content.is_empty() || message["tool_calls"].is_array() {
             return None;
         }
@@ -327,11 +333,12 @@ impl Rendering<'_> {
     fn check_header(&self, turn: usize, start: usize) -> RowResult<()> {
         let first = self.chat.texts().find(|(i, _)| *i == turn);
         let first = first.map_or("", |(_, text)| text);
-        let rest = self.whole.text[start..].trim_start();
-        let begins = rest.starts_with(first.trim());
+        let rest = self.whole.text[start..].trim_start_matches(is_space);
+        let bare = first.trim_matches(is_space);
+        let begins = rest.starts_with(bare);
         // Most answers begin right there, and that costs no render. A short one may only look like
         // the beginning of a header.
-        if begins && first.trim().len() >= NO_HEADER {
+        if begins && bare.len() >= NO_HEADER {
             return Ok(());
         }
         let without = self.template.render(&self.values, Until::First(turn))?;
@@ -344,8 +351,10 @@ impl Rendering<'_> {
         Err(RowProblem::new(
             Reason::TemplateRefusal,
             format!(
-                "message {turn}: expected a chat template that prints the answer's header for add_generation_prompt, \
-                 found none, so the header would be trained; give one with generation blocks with --mask-template"
+                "message {turn}: expected the answer right behind what the chat template prints for add_generation_prompt, \
+                 found {}: either nothing is printed for it, so the header would be trained, or the template changes the answer; \
+                 give a copy with generation blocks with --mask-template",
+                quoted(rest)
             ),
         ))
     }
@@ -354,10 +363,10 @@ impl Rendering<'_> {
     /// with `first`.
     fn content_begins(&self, turn: usize, first: &str, start: usize) -> bool {
         let content = self.chat.messages[turn]["content"].as_str();
-        if first.trim().is_empty() || content != Some(first) {
+        if first.trim_matches(is_space).is_empty() || content != Some(first) {
             return false;
         }
-        let blank = first.len() - first.trim_start().len();
+        let blank = first.len() - first.trim_start_matches(is_space).len();
         let places = self.template.places(self.chat, turn, &[blank], &self.whole);
         let place = places.ok().and_then(|places| places.first().copied());
         place.is_some_and(|place| is_blank(self.whole.text.get(start..place)))
@@ -365,6 +374,9 @@ impl Rendering<'_> {
 
     /// Bytes of the partial render, which must be the beginning of the whole one.
     fn prefix_length(&self, until: Until) -> RowResult<usize> {
+        if until == Until::First(self.values.len()) {
+            return Ok(self.whole.text.len());
+        }
         let part = self.template.render(&self.values, until)?.text;
         if self.whole.text.starts_with(&part) {
             return Ok(part.len());
@@ -446,5 +458,5 @@ impl Rendering<'_> {
 }
 
 fn is_blank(text: Option<&str>) -> bool {
-    text.is_some_and(|t| t.trim().is_empty())
+    text.is_some_and(|t| t.chars().all(is_space))
 }

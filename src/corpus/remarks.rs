@@ -1,9 +1,14 @@
 //! What is noticed about a row on its way into the corpus.
 
+use std::ops::Range;
+
+use serde_json::Value;
+
 use super::encode::TokenisedRow;
 use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
 use super::rows::Chat;
 use super::spans::SpanMask;
+use super::template::{ChatTemplate, Rendered, is_space};
 use super::tokenizer::{Encoded, TextTokenizer};
 use super::written::holds;
 
@@ -63,6 +68,40 @@ fn named(tokenizer: &TextTokenizer, id: i32) -> String {
     format!("{} (id {id})", quoted(&text))
 }
 
+/// Messages of others inside generation blocks: what the template marks as the model's is learnt,
+/// whoever wrote it.
+pub fn note_others(
+    template: &ChatTemplate,
+    chat: &Chat,
+    whole: &Rendered,
+    learnt: &[Range<usize>],
+    findings: &mut Vec<Finding>,
+) {
+    let mark = |(i, m): (usize, &Value)| {
+        let content = m["content"].as_str().filter(|_| m["role"] != "assistant")?;
+        let text = content.trim_start_matches(is_space);
+        let text_only = text.trim_end_matches(is_space);
+        // Only what stands in the learnt text at all is worth a render.
+        let stands = |span: &Range<usize>| whole.text[span.clone()].contains(text_only);
+        let stands = !text.is_empty() && learnt.iter().any(stands);
+        stands.then_some((i, content.len() - text.len()))
+    };
+    let marks: Vec<_> = chat.messages.iter().enumerate().filter_map(mark).collect();
+    if marks.is_empty() {
+        return;
+    }
+    let places = template.marked(chat, &marks, whole).ok().flatten();
+    let mut places = places.unwrap_or_default();
+    places.retain(|at| learnt.iter().any(|span| span.contains(at)));
+    if let Some(&first) = places.first() {
+        findings.push(Finding {
+            lint: Lint::OthersTrained,
+            count: places.len() as u64,
+            example: quoted(&whole.text[first..]),
+        });
+    }
+}
+
 pub fn note_straddlers(
     encoded: &Encoded,
     masked: &SpanMask,
@@ -87,7 +126,7 @@ pub fn note_straddlers(
 pub fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
     let mut from = 0;
     for (i, text) in chat.texts() {
-        let text = text.trim();
+        let text = text.trim_matches(is_space);
         let here = rendered[from..].find(text).map(|at| from + at);
         match here.or_else(|| rendered.find(text)) {
             // Tool results may be printed in another form.
@@ -111,7 +150,7 @@ pub fn note_answers(chat: &Chat, trained: &[usize], findings: &mut Vec<Finding>)
         chat.messages[i]["content"]
             .as_str()
             .unwrap_or_default()
-            .trim()
+            .trim_matches(is_space)
     };
     let mut note = |lint, turns: Vec<usize>, example: &dyn Fn(usize) -> String| {
         if let Some(&first) = turns.first() {

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::problem::{Reason, RowProblem, RowResult, quoted};
 use super::rows::Chat;
+use super::template::is_space;
 use super::tokenizer::TextTokenizer;
 
 /// Strings of a chat that are names of the format, not content.
@@ -79,8 +80,8 @@ pub fn check_written(chat: &Chat, trained: &[usize], learnt: &str) -> RowResult<
 /// Whether `text` is a part of `rendered`, white space aside: templates trim texts, and take
 /// reasoning apart and set it anew with other line ends.
 pub fn holds(rendered: &str, text: &str) -> bool {
-    let bare = |text: &str| text.split_whitespace().collect::<String>();
-    rendered.contains(text.trim()) || bare(rendered).contains(&bare(text))
+    let bare = |text: &str| text.split(is_space).collect::<String>();
+    rendered.contains(text.trim_matches(is_space)) || bare(rendered).contains(&bare(text))
 }
 
 /// The first string that is printed neither as it is nor as JSON or Python write it.
@@ -97,7 +98,7 @@ fn missing_leaf<'a>(value: &'a Value, learnt: &str) -> Option<&'a str> {
 }
 
 fn is_printed(text: &str, learnt: &str) -> bool {
-    if learnt.contains(text.trim()) {
+    if learnt.contains(text.trim_matches(is_space)) {
         return true;
     }
     // As long as each run without escapes is there: which escapes a template uses is its choice.
@@ -117,7 +118,7 @@ fn dropped(message: usize, is_last: bool, what: &str, text: &str) -> RowProblem 
         format!(
             "message {message}: expected every trained {what} in what the chat template renders as the answer, \
              found {} left out; give another template with --chat-template, or leave the message untrained (weight 0){or}",
-            quoted(text.trim())
+            quoted(text.trim_matches(is_space))
         ),
     )
 }

@@ -487,6 +487,94 @@ fn a_template_without_headers_trains_short_answers() {
 }
 
 #[test]
+fn an_answer_is_known_by_what_pythons_strip_leaves_of_it() {
+    let bench = Bench::new();
+    bench.write(
+        "t.jinja",
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else ' ' + m.content.strip() + '<|im_end|>' }}{% endfor %}",
+    );
+    let long = "This answer is longer than any header.";
+    for answer in ["4", long] {
+        let bare = Bench::new();
+        bare.write("t.jinja", std::fs::read(bench.path("t.jinja")).unwrap());
+        let row = chat(&[
+            ("user", "a"),
+            ("assistant", &format!("\u{1c} {answer}\u{1f}")),
+        ]);
+        bare.prepared(&[row], &["--chat-template", "t.jinja"]);
+        assert_eq!(bare.trained(), [format!(" {answer}<|im_end|>")]);
+    }
+    bench.write(
+        "t.jinja",
+        "{% for m in messages %}{{ '[INST] ' + m.content + ' [/INST]' if m.role == 'user' else m.content | upper + '<|im_end|>' }}{% endfor %}",
+    );
+    let row = chat(&[("user", "a"), ("assistant", "four")]);
+    bench.write_rows("rows.jsonl", &[row]);
+    let args = ["--data", "rows.jsonl", "--tokenizer", TEACHER];
+    let told = bench.prepare(&[&args[..], &["--chat-template", "t.jinja"]].concat());
+    let says = "found \"FOUR<|im_end|>\": either nothing is printed for it, so the header would be trained, or the template changes the answer";
+    assert!(told.stderr.contains(says), "{}", told.stderr);
+}
+
+#[test]
+fn generation_blocks_round_other_roles_are_told() {
+    let row = || {
+        chat(&[
+            ("system", "Be brief."),
+            ("user", " Hi "),
+            ("assistant", "Hi there"),
+        ])
+    };
+    let all = "{% for m in messages %}{% generation %}{{ m.role }}: {{ m.content | trim }}<|im_end|>{% endgeneration %}{% endfor %}";
+    let users = "{% for m in messages %}{{ m.role }}: {% if m.role != 'system' %}{% generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}";
+    let answers = "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}{% else %}{{ m.content | trim }}{% endif %}{% endfor %}";
+    for (template, count) in [(all, 2), (users, 1), (answers, 0)] {
+        let bench = Bench::new();
+        bench.write("t.jinja", template);
+        let facts = bench.prepared(&[row()], &["--chat-template", "t.jinja"]);
+        assert_eq!(facts["lint"]["other_roles_trained"], count, "{template}");
+        let example = facts["first_examples"]["other_roles_trained"].as_str();
+        assert_eq!(
+            example.is_some_and(|e| e.starts_with("rows.jsonl:1: \"")),
+            count > 0
+        );
+    }
+}
+
+#[test]
+fn a_template_of_transformers_4_that_asks_for_none_gets_it_by_its_flags() {
+    let bench = Bench::new();
+    // As DeepSeek-V3's: no content is none, and arguments are JSON text.
+    bench.write("t.jinja", "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[U]' + m['content'] }}\
+        {% elif m['content'] is none %}{% for c in m['tool_calls'] %}{{ '[A]' + c['function']['name'] + c['function']['arguments'] + '<|im_end|>' }}{% endfor %}\
+        {% else %}{{ '[A]' + m['content'] + '<|im_end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}[A]{% endif %}");
+    let row = json!({"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+    ]});
+    bench.write_rows("rows.jsonl", std::slice::from_ref(&row));
+    let args = ["--chat-template", "t.jinja"];
+    let flags = [
+        "--template-rules",
+        "transformers-4",
+        "--tool-arguments",
+        "as-given",
+    ];
+    let given = ["--data", "rows.jsonl", "--tokenizer", TEACHER];
+    for flags in [&[][..], &flags[..2]] {
+        let told = bench.prepare(&[&given[..], &args, flags].concat()).stderr;
+        for says in [
+            "--template-rules transformers-4",
+            "--tool-arguments as-given",
+        ] {
+            assert!(told.contains(says), "{told}");
+        }
+    }
+    bench.prepared(&[row], &[&args[..], &flags].concat());
+    assert_eq!(bench.trained(), ["f{\"x\": 1}<|im_end|>"]);
+}
+
+#[test]
 fn a_flag_on_the_whole_row_is_not_passed_over() {
     let bench = Bench::new();
     let mut row = chat(&[("user", "a"), ("assistant", "b")]);

@@ -24,6 +24,7 @@ use super::rules::TemplateRules;
 use super::tokenizer::TextTokenizer;
 pub use date::TemplateDate;
 pub use load::NamedSource;
+pub use methods::is_space;
 
 /// Variables that the chat itself gives; a row or user may not.
 const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -275,20 +276,37 @@ impl ChatTemplate {
         at: &[usize],
         whole: &Rendered,
     ) -> RowResult<Vec<usize>> {
-        let mut marked = chat.clone();
-        let content = marked.messages[turn]["content"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
-        let mut text = String::new();
-        let mut copied = 0;
-        for &place in at {
-            text.push_str(&content[copied..place]);
-            text.push(PLACE);
-            copied = place;
+        let marks: Vec<_> = at.iter().map(|&at| (turn, at)).collect();
+        match self.marked(chat, &marks, whole)? {
+            Some(places) if places.len() == at.len() => Ok(places),
+            _ => Err(RowProblem::new(
+                Reason::TemplateRefusal,
+                format!(
+                    "expected a chat template that prints the content of message {turn} as it is, found one that changes it, so parts of it can't be trained apart"
+                ),
+            )),
         }
-        text.push_str(&content[copied..]);
-        marked.messages[turn]["content"] = text.into();
+    }
+
+    /// The same for bytes of several messages' contents, `(message, byte)` rising, in the order in
+    /// which they are rendered; a message that is not rendered has no place. `None` for a template
+    /// that renders something else with the marks.
+    ///
+    /// # Errors
+    /// A template that fails on a text with marks.
+    pub fn marked(
+        &self,
+        chat: &Chat,
+        marks: &[(usize, usize)],
+        whole: &Rendered,
+    ) -> RowResult<Option<Vec<usize>>> {
+        let mut marked = chat.clone();
+        // The last first: a mark moves what stands behind it.
+        for &(message, at) in marks.iter().rev() {
+            if let Json::String(content) = &mut marked.messages[message]["content"] {
+                content.insert(at, PLACE);
+            }
+        }
         let values = self.values(&marked)?;
         let found = self.render(&values, Until::End)?.text;
         let mut places = Vec::new();
@@ -300,15 +318,7 @@ impl ChatTemplate {
                 places.push(plain.len());
             }
         }
-        if places.len() == at.len() && plain == whole.text {
-            return Ok(places);
-        }
-        Err(RowProblem::new(
-            Reason::TemplateRefusal,
-            format!(
-                "expected a chat template that prints the content of message {turn} as it is, found one that changes it, so parts of it can't be trained apart"
-            ),
-        ))
+        Ok((plain == whole.text).then_some(places))
     }
 
     fn chosen(&self, chat: &ChatValues) -> RowResult<&Compiled> {
