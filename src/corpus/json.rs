@@ -145,9 +145,18 @@ pub fn parse_strict(text: &str) -> Result<Value, String> {
 /// serde's own words without its " at line 1 column n".
 fn what(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    match text.rfind(" at line ") {
-        Some(end) => text[..end].to_owned(),
-        None => text,
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    match &text[..end] {
+        "expected value" => "no value of JSON".to_owned(),
+        found => found.to_owned(),
+    }
+}
+
+/// A value itself, for messages.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::Object(object) if is_no_json(object) => kind(value).to_owned(),
+        other => other.to_string(),
     }
 }
 
@@ -286,8 +295,8 @@ mod tests {
                 "the key \"a\" twice in one object at column 12",
             ),
             (b"{\"a\": {\"b\": 1, \"b\": 1}}", "the key \"b\" twice"),
-            (b"{\"a\": NaN, 1}", "expected value at column 7"),
-            (b"{\"a\": NaNa}", "expected value at column 7"),
+            (b"{\"a\": NaN, 1}", "no value of JSON at column 7"),
+            (b"{\"a\": NaNa}", "no value of JSON at column 7"),
             (b"{\"a\": 1e999}", "number out of range"),
             (b"{\"\\udc00\": 1}", "lone leading surrogate"),
             (b"{", "jq -c ."),

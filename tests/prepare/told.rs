@@ -229,7 +229,11 @@ fn what_python_writes_and_json_lacks_is_refused_only_where_it_is_read() {
         ),
         (
             chat(&plain, r#", "weight": NaN"#),
-            "weight: expected 1 or true for a whole row",
+            "weight: expected 1 or true for a whole row, found NaN, which is no JSON;",
+        ),
+        (
+            r#"{"input_ids": [1, NaN], "loss_mask": [0, 1]}"#.to_owned(),
+            "input_ids: expected a token id, found NaN, which is no JSON at token 1",
         ),
         (
             r#"{"text": "a", "x": NaN, "x": 1}"#.to_owned(),

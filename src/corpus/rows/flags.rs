@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use crate::corpus::json::kind;
+use crate::corpus::json::{kind, shown};
 use crate::corpus::problem::{RowProblem, RowResult};
 
 /// Keys that mean one thing: 1 or true trains the message, 0 or false does not.
@@ -76,7 +76,8 @@ pub fn part_flag(place: &str, object: &mut Map<String, Value>) -> RowResult<Opti
             (_, Some(number)) if number == 0.0 || number == 1.0 => number == 1.0,
             _ => {
                 return Err(RowProblem::unusable(format!(
-                    "{place}.{key}: expected 0 or 1, false or true, found {value}; a corpus has no weights in between"
+                    "{place}.{key}: expected 0 or 1, false or true, found {}; a corpus has no weights in between",
+                    shown(&value)
                 )));
             }
         };

@@ -13,7 +13,7 @@ mod tokens;
 
 use serde_json::{Map, Value};
 
-use super::json::kind;
+use super::json::{kind, shown};
 use super::problem::{RowProblem, RowResult};
 use super::rules::{Format, RowRules};
 pub use messages::Chat;
@@ -237,7 +237,7 @@ fn refuse_weights(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> {
         None => Ok(()),
         Some(key) => Err(RowProblem::unusable(format!(
             "{key}: expected 1 or true for a whole row, found {}; leave such rows out, or flag messages one by one; --ignore-keys {key} trains the row all the same",
-            row[*key]
+            shown(&row[*key])
         ))),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::corpus::json::kind;
+use crate::corpus::json::{kind, shown};
 use crate::corpus::problem::{RowProblem, RowResult};
 
 /// The label of a token that is not trained.
@@ -118,7 +118,8 @@ fn flags(row: &Map<String, Value>, name: &str, len: usize) -> RowResult<Option<V
         (Some(flag), _) => Ok(u8::from(flag)),
         (_, Some(flag @ (0 | 1))) => Ok(flag as u8),
         _ => Err(RowProblem::unusable(format!(
-            "{name}: expected 0 or 1, found {value} at token {t}"
+            "{name}: expected 0 or 1, found {} at token {t}",
+            shown(value)
         ))),
     };
     list.iter()
@@ -135,7 +136,8 @@ fn integers(row: &Map<String, Value>, name: &str) -> RowResult<Option<Vec<i64>>>
     let integer = |(t, value): (usize, &Value)| {
         value.as_i64().ok_or_else(|| {
             RowProblem::unusable(format!(
-                "{name}: expected a token id, found {value} at token {t}"
+                "{name}: expected a token id, found {} at token {t}",
+                shown(value)
             ))
         })
     };
