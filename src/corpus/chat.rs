@@ -122,7 +122,7 @@ pub fn encode_chat(
 /// Says what most often is wrong with a chat that a template fails on.
 fn with_hint(mut problem: RowProblem, chat: &Chat) -> RowProblem {
     let calls = |m: &Value| m["tool_calls"].is_array();
-    let mute = |m: &Value| calls(m) && m["content"].is_null();
+    let mute = |m: &Value| calls(m) && m.get("content").is_none();
     if let Some(i) = chat.messages.iter().position(mute) {
         problem.message.push_str(&format!(
             "; message {i} has tool calls and no content, which many templates can't print: \
@@ -132,8 +132,8 @@ fn with_hint(mut problem: RowProblem, chat: &Chat) -> RowProblem {
     }
     if chat.messages.iter().any(calls) {
         problem.message.push_str(
-            "; a template that wants the arguments of tool calls as JSON text gets them so, \
-             where the rows have them so, with --tool-arguments as-given",
+            "; for a template that wants the arguments of tool calls as JSON text, \
+             write them so and give --tool-arguments as-given",
         );
     }
     problem
