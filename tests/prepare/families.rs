@@ -642,69 +642,64 @@ fn several_templates_are_chosen_from_by_the_rows_tools() {
     assert_eq!(bench.trained(), ["rag ab"; 3]);
 }
 
-#[test]
-fn templates_with_names_alone_are_chosen_by_name() {
+/// A tokenizer's folder `named` with templates of these names, each in a file or all in a list.
+fn write_named(bench: &Bench, names: &[&str], in_files: bool) {
     let template = |name: &str| {
         format!(
             "{name} {{% for m in messages %}}{{% generation %}}{{{{ m.content }}}}{{% endgeneration %}}{{% endfor %}}"
         )
     };
+    let tokenizer = std::path::Path::new(TEACHER).join("tokenizer.json");
+    bench.write("named/tokenizer.json", std::fs::read(tokenizer).unwrap());
+    let mut config = json!({"eos_token": "<|im_end|>"});
+    if in_files {
+        for name in names {
+            let file = format!("named/additional_chat_templates/{name}.jinja");
+            bench.write(&file, template(name));
+        }
+    } else {
+        let entry = |name: &&str| json!({"name": name, "template": template(name)});
+        config["chat_template"] = names.iter().map(entry).collect();
+    }
+    bench.write("named/tokenizer_config.json", config.to_string());
+}
+
+#[test]
+fn templates_with_names_alone_are_chosen_by_name() {
     let plain = chat(&[("user", "a"), ("assistant", "b")]);
     let mut with_tools = plain.clone();
     with_tools["tools"] = json!([{"name": "f"}]);
+    let one = "named default, found rag; choose one with --chat-template NAME";
+    let two = "named default, found a, rag; choose one with --chat-template NAME";
+    let row_without = "for a chat without tools, found rag, tool_use; choose one with";
     // As transformers' get_chat_template chooses: tool_use for chats with tools, else default alone.
     for (names, row, expected) in [
-        (
-            &["rag"][..],
-            &plain,
-            Err("found rag; choose one with --chat-template NAME"),
-        ),
-        (&["rag"], &with_tools, Err("found rag; choose one with")),
-        (&["a", "rag"], &plain, Err("found a, rag; choose one with")),
-        (
-            &["rag", "tool_use"],
-            &plain,
-            Err("for a chat without tools, found rag, tool_use; choose one"),
-        ),
+        (&["rag"][..], &plain, Err(one)),
+        (&["rag"], &with_tools, Err(one)),
+        (&["a", "rag"], &plain, Err(two)),
+        (&["rag", "tool_use"], &plain, Err(row_without)),
         (&["rag", "tool_use"], &with_tools, Ok("tool_use ab")),
         (&["default", "rag"], &with_tools, Ok("default ab")),
     ] {
-        for beside in [true, false]
-            .into_iter()
-            .filter(|b| !b || names[0] != "default")
-        {
+        // The default's file has a name of its own.
+        let ways: &[bool] = if names[0] == "default" {
+            &[false]
+        } else {
+            &[false, true]
+        };
+        for &in_files in ways {
             let bench = Bench::new();
-            let tokenizer = std::path::Path::new(TEACHER).join("tokenizer.json");
-            bench.write("named/tokenizer.json", std::fs::read(tokenizer).unwrap());
-            let list = names
-                .iter()
-                .map(|n| json!({"name": n, "template": template(n)}));
-            let mut config = json!({"eos_token": "<|im_end|>"});
-            if beside {
-                for name in names {
-                    let file = format!("named/additional_chat_templates/{name}.jinja");
-                    bench.write(&file, template(name));
-                }
-            } else {
-                config["chat_template"] = list.collect();
-            }
-            bench.write("named/tokenizer_config.json", config.to_string());
+            write_named(&bench, names, in_files);
             bench.write_rows("rows.jsonl", std::slice::from_ref(row));
-            let args = [
-                "--data",
-                "rows.jsonl",
-                "--tokenizer",
-                "named",
-                "--loss",
-                "all",
-            ];
+            let args = "--data rows.jsonl --tokenizer named --loss all";
+            let args: Vec<&str> = args.split(' ').collect();
             let ran = bench.prepare(&args);
             match expected {
                 Ok(text) => assert_eq!(bench.trained(), [text]),
                 Err(says) => assert!(ran.stderr.contains(says), "{names:?}: {}", ran.stderr),
             }
-            let ran =
-                bench.prepare(&[&args[..], &["--chat-template", "rag", "--out", "rag"]].concat());
+            let chosen = ["--chat-template", "rag", "--out", "rag"];
+            let ran = bench.prepare(&[&args[..], &chosen].concat());
             assert_eq!(ran.code, 0, "{}", ran.stderr);
         }
     }
