@@ -47,8 +47,8 @@ struct Attention {
     const AttentionShape& shape;
     const AttentionData& data;
     const AttentionTile* tile;
-    const KeyRange keys;
     bf16* const q;  // shared: (ROWS, KEY_STEP), (B, KEY_STEP), (B, VALUE_STEP)
+    const KeyRange& keys;  // shared: behind the first query, where nothing else lies
     bf16* const k = q + ROWS * KEY_STEP;
     bf16* const v = k + B * KEY_STEP;
 
@@ -61,8 +61,13 @@ struct Attention {
         : shape(shape),
           data(data),
           tile(tile),
-          keys(keys_of(tile_rows(), shape, data.positions)),
-          q(shared) {}
+          q(shared),
+          keys(*reinterpret_cast<const KeyRange*>(shared + D)) {
+        static_assert(sizeof(KeyRange) == SKEW * sizeof(bf16), "it fits between two rows");
+        if (threadIdx.x == 0)
+            *reinterpret_cast<KeyRange*>(shared + D) = keys_of(tile_rows(), shape, data.positions);
+        __syncthreads();
+    }
 
     DEVICE_METHOD void run() {
         // Scores become powers of two: the capped ones are scaled already.
@@ -117,33 +122,71 @@ struct Attention {
 
     DEVICE_METHOD void stage_queries() {
         const TileRows rows = tile_rows();
-        const int width = shape.head_dim;
-        KEEP_ROLLED
+        const int width = shape.head_dim, others = shape.heads - rows.group;
+        const bf16* from = data.q + ((size_t)rows.query * shape.heads + rows.head) * width;
+        UNROLL_TWICE
         for (int i = threadIdx.x; i < ROWS * (D / 8); i += WARPS * 32) {
             const int row = i / (D / 8), column = i % (D / 8) * 8;
-            const int there = rows.has(row) ? row : 0;
-            const size_t head = (size_t)rows.query_of(there) * shape.heads + rows.head_of(there);
-            const int count = rows.has(row) ? width - column : 0;
-            stage_8(q + row * KEY_STEP + column, data.q + head * width + column, count,
-                    width % 8 == 0);
+            // Packed row p is head p % group of query p / group.
+            const int packed = rows.first + (rows.has(row) ? row : 0);
+            const bf16* head = from + ((size_t)(packed / rows.group) * others + packed) * width;
+            stage_8(q + row * KEY_STEP + column, head + column,
+                    rows.has(row) ? width - column : 0, width % 8 == 0);
         }
     }
 
     // Brings a block of keys or of values; zeros past the last key, so that nothing that lies
-    // there meets a weight of 0.
+    // there meets a weight of 0. `width` of WIDTH numbers are there.
     template <int WIDTH>
     DEVICE_METHOD void stage(bf16* to, const bf16* from, int width, int block) {
         const KeySpan* spans = data.spans + tile->span;
+        from += blockIdx.y * width;
+        if (keys.end <= spans->end && width % 8 == 0)
+            stage_together<WIDTH>(to, from, width, block, block + spans->shift);
+        else
+            stage_apart<WIDTH>(to, from, width, block, spans);
+        cp_async_commit();
+    }
+
+    // Where all keys lie in one span: row `row` of `from` and those behind it.
+    template <int WIDTH>
+    DEVICE_METHOD void stage_together(bf16* to, const bf16* from, int width, int block, int row) {
+        constexpr int PIECES = WIDTH / 8, THREADS = WARPS * 32;
+        const int step = shape.kv_heads * width, left = keys.end - block;
+        if constexpr (THREADS % PIECES == 0) {
+            constexpr int APART = THREADS / PIECES;
+            const int key = threadIdx.x / PIECES, column = threadIdx.x % PIECES * 8;
+            const int there = column < width ? left - key : 0;
+            const bf16* at = from + (size_t)(row + key) * step + column;
+            to += key * (WIDTH + SKEW) + column;
+            UNROLL
+            for (int i = 0; i < B / APART; i++) {
+                cp_async_16(to + i * APART * (WIDTH + SKEW), at, i * APART >= there);
+                at += APART * step;
+            }
+        } else {
+            UNROLL_TWICE
+            for (int i = threadIdx.x; i < B * PIECES; i += THREADS) {
+                const int key = i / PIECES, column = i % PIECES * 8;
+                cp_async_16(to + key * (WIDTH + SKEW) + column,
+                            from + (size_t)(row + key) * step + column,
+                            key >= left || column >= width);
+            }
+        }
+    }
+
+    template <int WIDTH>
+    DEVICE_METHOD void stage_apart(bf16* to, const bf16* from, int width, int block,
+                                   const KeySpan* spans) {
         KEEP_ROLLED
         for (int i = threadIdx.x; i < B * (WIDTH / 8); i += WARPS * 32) {
             const int key = i / (WIDTH / 8), column = i % (WIDTH / 8) * 8;
             const bool is_there = block + key < keys.end;
             const size_t row = key_row(spans, is_there ? block + key : block);
-            const bf16* head = from + (row * shape.kv_heads + blockIdx.y) * width;
-            stage_8(to + key * (WIDTH + SKEW) + column, head + column,
-                    is_there ? width - column : 0, width % 8 == 0);
+            stage_8(to + key * (WIDTH + SKEW) + column,
+                    from + row * shape.kv_heads * width + column, is_there ? width - column : 0,
+                    width % 8 == 0);
         }
-        cp_async_commit();
     }
     DEVICE_METHOD void stage_keys(int block) { stage<D>(k, data.k, shape.head_dim, block); }
     DEVICE_METHOD void stage_values(int block) { stage<DV>(v, data.v, shape.value_dim, block); }

@@ -50,6 +50,12 @@ DEVICE float exp2_flush(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+// 1 / x within two units in the last place; 0 for infinity.
+DEVICE float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 // d (16, 8) += a (16, 16) · b (16, 8), spread over a warp as the PTX ISA says for m16n8k16.
 DEVICE void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned* b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -219,7 +225,7 @@ DEVICE float block_max(float x, float* spare) {
     return x;
 }
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 // cap · tanh(x / cap), by the one exponential that both passes of a kernel then agree on.
 DEVICE float soft_cap(float x, float cap) {
     return cap * (1.0f - 2.0f / (1.0f + expf(2.0f * (x / cap))));

@@ -1,11 +1,13 @@
-// The head reduction: from a row of logits (V), in two passes, to all its products.
+// The head reduction: from a row of logits (V) to all its products, reading the row about once.
 //
-// Pass 1 finds the maximum and a threshold that at least k logits reach: the k-th largest of the
-// maxima of STRIPES disjoint sets of columns. Pass 2 keeps the logits that reach it, a few more
-// than k, as candidates, and sums exp(z - maximum) over all others: the tail, directly. Sorting
-// the candidates by (logit, lower id first) gives the top-k in the one order that exists, so that
-// how they came into the buffer doesn't matter. Should they not fit the buffer (a crowd of equal
-// logits), the k-th largest key is found exactly, by its digits, and pass 2 is made again with it.
+// A sample of the row's columns gives a threshold that at least k logits reach: the k-th largest of
+// the maxima of STRIPES disjoint sets of them. One pass over the row then keeps the logits that
+// reach it, more than k, as candidates, and sums exp(z - highest of the sample) over all others:
+// the tail, directly. None of those is above the highest of the sample, so nothing overflows.
+// Sorting the candidates by (logit, lower id first) gives the top-k in the one order that exists,
+// so that how they came into the buffer doesn't matter. Should they not fit the buffer, the sample
+// is the whole row; and should they not fit even so (a crowd of equal logits), the k-th largest key
+// is found exactly, by its digits.
 //
 // One block of 512 threads a row. The bits of a row depend on that row alone.
 #include "keys.cuh"
@@ -16,6 +18,8 @@ constexpr int STRIPES = THREADS * LANES;
 constexpr int CANDIDATES = 2048;  // a power of two, at least twice the most k
 constexpr int DIGIT_BITS = 8;
 constexpr int DIGITS = 1 << DIGIT_BITS;
+constexpr int AHEAD = 4;  // pieces of LANES columns that a thread reads before it looks at them
+constexpr int SAMPLE_LEAST = 4;  // runs of STRIPES columns in a sample, where there are so many
 
 // As in the backend's LogitRule.
 struct LogitRule {
@@ -57,57 +61,52 @@ DEVICE float finished(const LogitRule& rule, float z) {
     return z + 0.0f;
 }
 
-// Calls f(id, logit, lane) for this thread's columns of the row, LANES side by side at a time.
-template <class F>
-DEVICE void for_columns(const f32* row, const LogitRule& rule, F f) {
-    const bool is_whole = rule.width % LANES == 0;
-    for (int at = threadIdx.x * LANES; at < rule.vocab; at += THREADS * LANES) {
-        float z[LANES] = {};
-        if (is_whole && at + LANES <= rule.vocab) {
-            const float4 raw = *reinterpret_cast<const float4*>(row + at);
-            z[0] = raw.x, z[1] = raw.y, z[2] = raw.z, z[3] = raw.w;
-        } else {
-            UNROLL
-            for (int i = 0; i < LANES; i++)
-                if (at + i < rule.vocab) z[i] = row[at + i];
-        }
+// LANES logits side by side from `at` on; -inf beyond the vocabulary.
+DEVICE void read_columns(float (&z)[LANES], const f32* row, const LogitRule& rule, int at) {
+    if (rule.width % LANES == 0 && at + LANES <= rule.vocab) {
+        const float4 raw = *reinterpret_cast<const float4*>(row + at);
+        z[0] = raw.x, z[1] = raw.y, z[2] = raw.z, z[3] = raw.w;
+    } else {
         UNROLL
         for (int i = 0; i < LANES; i++)
-            if (at + i < rule.vocab) f(at + i, finished(rule, z[i]), i);
+            z[i] = at + i < rule.vocab ? row[at + i] : NEGATIVE_INFINITY;
     }
 }
 
-struct FirstPass {
-    float maximum;
-    int rank;     // of the target
-    bool is_bad;  // has NaN or +inf, or nothing finite
-};
+// Calls f(first id, logits) for this thread's columns of the row, LANES side by side at a time, in
+// every `every`-th run of STRIPES columns.
+template <class F>
+DEVICE void for_columns(const f32* row, const LogitRule& rule, int every, F f) {
+    const int step = STRIPES * every;
+    for (int at = threadIdx.x * LANES; at < rule.vocab; at += AHEAD * step) {
+        float z[AHEAD][LANES];
+        UNROLL
+        for (int i = 0; i < AHEAD; i++) read_columns(z[i], row, rule, at + i * step);
+        if (rule.cap != 0.0f)
+            UNROLL
+            for (int i = 0; i < AHEAD * LANES; i++)
+                z[i / LANES][i % LANES] = finished(rule, z[i / LANES][i % LANES]);
+        else
+            UNROLL
+            for (int i = 0; i < AHEAD * LANES; i++) z[i / LANES][i % LANES] *= rule.scale;
+        UNROLL
+        for (int i = 0; i < AHEAD; i++) f(at + i * step, z[i]);
+    }
+}
 
-// Also leaves the maxima of the stripes in shared memory.
-DEVICE FirstPass first_pass(const f32* row, const LogitRule& rule, int target, Shared& s) {
-    const float target_logit = finished(rule, row[target]);
+// The highest of every `every`-th run of columns; leaves the maxima of its stripes.
+DEVICE float sample(const f32* row, const LogitRule& rule, int every, Shared& s) {
     float highest[LANES];
     UNROLL
     for (int i = 0; i < LANES; i++) highest[i] = NEGATIVE_INFINITY;
-    int ahead = 0, unsound = 0;
-    for_columns(row, rule, [&](int id, float z, int lane) {
-        highest[lane] = fmaxf(highest[lane], z);
-        ahead += z > target_logit || (z == target_logit && id < target);
-        // A NaN fails the comparison as +inf does.
-        unsound += !(z < __uint_as_float(0x7f800000u));
+    for_columns(row, rule, every, [&](int, const float(&z)[LANES]) {
+        UNROLL
+        for (int i = 0; i < LANES; i++) highest[i] = fmaxf(highest[i], z[i]);
     });
-    float maximum = NEGATIVE_INFINITY;
     UNROLL
-    for (int i = 0; i < LANES; i++) {
-        s.stripe_max[threadIdx.x * LANES + i] = highest[i];
-        maximum = fmaxf(maximum, highest[i]);
-    }
-    FirstPass found;
-    found.maximum = block_max(maximum, reinterpret_cast<float*>(s.spare));
-    found.rank = block_sum(ahead, reinterpret_cast<int*>(s.spare));
-    unsound = block_sum(unsound, reinterpret_cast<int*>(s.spare));
-    found.is_bad = unsound > 0 || found.maximum == NEGATIVE_INFINITY;
-    return found;
+    for (int i = 0; i < LANES; i++) s.stripe_max[threadIdx.x * LANES + i] = highest[i] + 0.0f;
+    const float most = fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
+    return block_max(most, reinterpret_cast<float*>(s.spare));
 }
 
 // Narrows a selection by one digit: finds the digit that holds the key of rank s.rank (from 0,
@@ -163,36 +162,77 @@ DEVICE float threshold(Shared& s, int k) {
     return unordered((unsigned)key);
 }
 
-// Sums of exp(z - maximum), and of that times (z - maximum).
+// Sums of exp(z - base), and of that times (z - base).
 struct ExpSums {
     float mass = 0.0f, moment = 0.0f, padded = 0.0f;
 
-    DEVICE_METHOD void add(const LogitRule& rule, float maximum, float z, int id) {
-        const float d = fmaxf(z - maximum, -200.0f);  // exp of less is 0, and 0 · -inf is NaN
-        const float e = expf(d);
+    // A NaN shows in the mass. exp of -inf is 0, and 0 times it must be, too.
+    DEVICE_METHOD float add(float d) {
+        const float e = exp2_flush(d * LOG2_E);
         mass += e;
-        moment += e * d;
-        if (id >= rule.vocab_real) padded += e;
+        moment += e * fmaxf(d, -200.0f);
+        return e;
     }
 };
 
-// The second pass: puts the keys of all logits for which `is_chosen` into the buffer as far as
-// there is room, and the other logits into `rest`. Returns how many were chosen.
+// The smallest number above x, which is no NaN.
+DEVICE float next_above(float x) {
+    if (x == 0.0f) return __uint_as_float(1);
+    const unsigned bits = __float_as_uint(x);
+    return __uint_as_float(x < 0.0f ? bits - 1 : bits + (x < __uint_as_float(0x7f800000u)));
+}
+
+// What a pass over the row finds besides the candidates.
+struct Passed {
+    ExpSums rest;  // of the logits that are no candidates, relative to `base`
+    int chosen;    // candidates, of which the buffer has as many as it has room for
+    int rank;      // of the target
+};
+
+// Puts the keys of all logits for which `is_chosen` into the buffer as far as there is room, and
+// sums the others.
 template <class IsChosen>
-DEVICE int collect(const f32* row, const LogitRule& rule, float maximum, Shared& s, ExpSums& rest,
-                   IsChosen is_chosen) {
+DEVICE Passed pass(const f32* row, const LogitRule& rule, float base, float target_logit,
+                   int target, Shared& s, IsChosen is_chosen) {
     if (threadIdx.x == 0) s.count = 0;
-    rest = ExpSums();
     __syncthreads();
-    for_columns(row, rule, [&](int id, float z, int) {
-        if (!is_chosen(z, id)) return rest.add(rule, maximum, z, id);
-        const int at = atomicAdd(&s.count, 1);
-        if (at < CANDIDATES) s.candidates[at] = key_of(z, id);
+    Passed found;
+    int ahead = 0;
+    // Of equal logits the lower ids come before the target: all columns before it, whole pieces.
+    const float above = next_above(target_logit);
+    for_columns(row, rule, 1, [&](int at, const float(&z)[LANES]) {
+        const float bound = at < target ? target_logit : above;
+        bool is_any = false;
+        float e[LANES];
+        UNROLL
+        for (int i = 0; i < LANES; i++) {
+            ahead += z[i] >= bound;
+            const bool is = is_chosen(z[i], at + i);
+            is_any |= is;
+            e[i] = found.rest.add(is ? NEGATIVE_INFINITY : z[i] - base);
+        }
+        if (at + LANES > rule.vocab_real)
+            for (int i = 0; i < LANES; i++)
+                if (at + i >= rule.vocab_real) found.rest.padded += e[i];
+        if (!is_any) return;
+        UNROLL
+        for (int i = 0; i < LANES; i++)
+            if (at + i < rule.vocab && is_chosen(z[i], at + i)) {
+                const int place = atomicAdd(&s.count, 1);
+                if (place < CANDIDATES) s.candidates[place] = key_of(z[i] + 0.0f, at + i);
+            }
     });
+    // The target's own piece was compared as if all of it came before the target.
+    const int piece = target / LANES * LANES;
+    if (threadIdx.x == 0 && piece < target)
+        for (int id = target; id < piece + LANES; id++) {
+            const float z = id < rule.vocab ? finished(rule, row[id]) : NEGATIVE_INFINITY;
+            ahead -= z == target_logit;
+        }
+    found.rank = block_sum(ahead, reinterpret_cast<int*>(s.spare));
+    found.chosen = s.count;
     __syncthreads();
-    const int count = s.count;
-    __syncthreads();
-    return count;
+    return found;
 }
 
 // Sorts the first `count` candidates, greatest first: bitonic, padded with keys of 0.
@@ -213,27 +253,42 @@ DEVICE void sort_candidates(Shared& s, int count) {
         }
 }
 
-// Leaves the k greatest keys of the row, in order, first in the buffer, and in `top` and `rest`
-// what they and all others come to.
-DEVICE void best_of(const f32* row, const LogitRule& rule, float maximum, Shared& s, ExpSums& top,
-                    ExpSums& rest) {
-    const float least = threshold(s, rule.k);
-    int count = collect(row, rule, maximum, s, rest, [&](float z, int) { return z >= least; });
-    if (count > CANDIDATES) {
+// The first sample takes so few runs of columns that about a quarter of the buffer is expected to
+// be filled.
+DEVICE int first_every(const LogitRule& rule) {
+    const int runs = rule.vocab / STRIPES / SAMPLE_LEAST, fit = CANDIDATES / 4 / rule.k;
+    const int every = runs < fit ? runs : fit;
+    return every < 1 ? 1 : every < 16 ? every : 16;
+}
+
+// Leaves the k greatest keys of the row, in order, first in the buffer, and what all others but
+// the candidates come to, relative to `base`. False for a row that is bad.
+DEVICE bool best_of(const f32* row, const LogitRule& rule, int target, Shared& s, Passed& found,
+                    float& base) {
+    const float target_logit = finished(rule, row[target]), infinity = -NEGATIVE_INFINITY;
+    for (int every = first_every(rule);; every = 1) {
+        base = sample(row, rule, every, s);
+        const float least = threshold(s, rule.k);
+        if (every > 1 && least == NEGATIVE_INFINITY) continue;
+        if (base == NEGATIVE_INFINITY || base == infinity) return false;
+        found = pass(row, rule, base, target_logit, target, s,
+                     [&](float z, int) { return z >= least; });
+        if (found.chosen <= CANDIDATES || every == 1) break;
+    }
+    const bool is_nan = found.rest.mass != found.rest.mass;
+    if (block_sum((int)is_nan, reinterpret_cast<int*>(s.spare))) return false;
+    if (found.chosen > CANDIDATES) {
         const u64 lowest = select(s, rule.k - 1, 64, [&](auto f) {
-            for_columns(row, rule, [&](int id, float z, int) { f(key_of(z, id)); });
+            for_columns(row, rule, 1, [&](int at, const float(&z)[LANES]) {
+                for (int i = 0; i < LANES; i++)
+                    if (at + i < rule.vocab) f(key_of(z[i] + 0.0f, at + i));
+            });
         });
-        count = collect(row, rule, maximum, s, rest,
-                        [&](float z, int id) { return key_of(z, id) >= lowest; });
+        found = pass(row, rule, base, target_logit, target, s,
+                     [&](float z, int id) { return key_of(z + 0.0f, id) >= lowest; });
     }
-    sort_candidates(s, count);
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-        const u64 key = s.candidates[i];
-        if (i < rule.k)
-            top.add(rule, maximum, number_of(key), id_of(key));
-        else
-            rest.add(rule, maximum, number_of(key), id_of(key));
-    }
+    sort_candidates(s, found.chosen);
+    return number_of(s.candidates[0]) < infinity;
 }
 
 DEVICE void write_bad(const LogitRule& rule, const HeadRows& out, int row) {
@@ -249,23 +304,35 @@ DEVICE void write_bad(const LogitRule& rule, const HeadRows& out, int row) {
 }
 
 // Reduces each row of `logits` (R, width), which it only reads. Grid (R).
-KERNEL(THREADS)
+KERNEL(THREADS, 2)
 reduce_head(const f32* logits, const int* targets, LogitRule rule, HeadRows out) {
     SHARED(Shared, s, );
     const int index = blockIdx.x, target = targets[index];
     const f32* row = logits + (size_t)index * rule.width;
-    const FirstPass first = first_pass(row, rule, target, s);
-    if (first.is_bad) return write_bad(rule, out, index);
+    Passed found;
+    float base;
+    if (!best_of(row, rule, target, s, found, base)) return write_bad(rule, out, index);
 
-    ExpSums rest, top;
-    best_of(row, rule, first.maximum, s, top, rest);
-    const double tail = block_sum((double)rest.mass, s.spare);
-    const double total = tail + block_sum((double)top.mass, s.spare);
-    const double moment = block_sum((double)rest.moment + (double)top.moment, s.spare);
-    const double padded = block_sum((double)rest.padded + (double)top.padded, s.spare);
+    const float maximum = number_of(s.candidates[0]);
+    // What was summed relative to `base`, relative to the maximum.
+    const double lower = (double)base - (double)maximum, shrink = exp(lower);
+    double rest = found.rest.mass * shrink, padded = found.rest.padded * shrink, top = 0.0;
+    double moment = (found.rest.moment + lower * found.rest.mass) * shrink;
+    for (int i = threadIdx.x; i < found.chosen; i += THREADS) {
+        const u64 key = s.candidates[i];
+        ExpSums one;
+        const double e = one.add(number_of(key) - maximum);
+        (i < rule.k ? top : rest) += e;
+        moment += one.moment;
+        if (id_of(key) >= rule.vocab_real) padded += e;
+    }
+    const double tail = block_sum(rest, s.spare);
+    const double total = tail + block_sum(top, s.spare);
+    moment = block_sum(moment, s.spare);
+    padded = block_sum(padded, s.spare);
 
     const double ln_total = log(total);
-    const auto logp_of = [&](float z) { return (float)((double)(z - first.maximum) - ln_total); };
+    const auto logp_of = [&](float z) { return (float)((double)(z - maximum) - ln_total); };
     for (int i = threadIdx.x; i < rule.k; i += THREADS) {
         out.ids[(size_t)index * rule.k + i] = id_of(s.candidates[i]);
         out.logp[(size_t)index * rule.k + i] = logp_of(number_of(s.candidates[i]));
@@ -273,8 +340,8 @@ reduce_head(const f32* logits, const int* targets, LogitRule rule, HeadRows out)
     if (threadIdx.x) return;
     out.tail[index] = (float)(tail / total);
     out.target_logp[index] = logp_of(finished(rule, row[target]));
-    out.target_rank[index] = first.rank;
-    out.logsumexp[index] = (float)((double)first.maximum + ln_total);
+    out.target_rank[index] = found.rank;
+    out.logsumexp[index] = (float)((double)maximum + ln_total);
     out.entropy[index] = (float)fmax(ln_total - moment / total, 0.0);
     out.padded_mass[index] = (float)(padded / total);
     out.bad[index] = 0;

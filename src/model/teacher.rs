@@ -54,6 +54,9 @@ pub trait WeightSource {
 
     /// (V, H)
     fn head(&self) -> HostWeight;
+
+    /// Whether those two are one matrix.
+    fn is_tied(&self) -> bool;
 }
 
 /// A description alone: every weight has its shape, and zeros for numbers.
@@ -72,6 +75,10 @@ impl WeightSource for Description {
 
     fn head(&self) -> HostWeight {
         self.weight(&self.head.weight)
+    }
+
+    fn is_tied(&self) -> bool {
+        self.head.tied
     }
 }
 
@@ -173,6 +180,10 @@ impl WeightSource for Teacher {
     /// (V, H)
     fn head(&self) -> HostWeight {
         self.weight(&self.head)
+    }
+
+    fn is_tied(&self) -> bool {
+        self.embedding == self.head
     }
 }
 

@@ -78,7 +78,7 @@ impl<B: Backend> Weights<B> {
         let scored = |weight: HostWeight| backend.weight(&weight.slice_rows(0..vocab_scored));
         let bias = description.head.bias.as_ref();
         let embedding = teacher.embedding();
-        let is_head = description.head.tied && embedding.rows() == vocab_scored;
+        let is_head = teacher.is_tied() && embedding.rows() == vocab_scored;
         let own = (!is_head).then(|| backend.weight(&embedding));
         Ok(Weights {
             own_embedding: own.transpose()?,

@@ -117,6 +117,32 @@ def rows_of_minus_infinity(device, rng):
     compare(device, logits, [77, 1, 0], rule(BIG, 64), "masked vocabulary")
     narrow = np.where(np.arange(507) % 50 == 0, 2.0, -np.inf)[None]
     compare(device, narrow, [3], rule(507, 32), "k beyond what is finite")
+    for target in 504, 505, 506:
+        compare(device, narrow, [target], rule(507, 32), f"target {target}, of no probability")
+
+
+@check
+def columns_that_no_sample_sees(device, rng):
+    """So wide that the threshold comes from every second run of 2,048 columns, or fewer."""
+    width = 40003
+    logits = rng.standard_normal((5, width))
+    logits[0].sort()  # what comes is higher than what was sampled
+    for run_of_columns in (0, 8):
+        first = run_of_columns * 2048
+        logits[1, first : first + 2048] -= 50
+    logits[2] = np.round(logits[2] * 2) / 2  # crowds of ties
+    logits[3] = -np.inf
+    logits[3, 5000:5040] = 1.0
+    logits[4] = 0.0
+    targets = [5, width - 1, 20001, 5001, 20002]
+    for k in (1, 32) if device.is_small else (1, 7, 32, 64, 300):
+        compare(device, logits, targets, rule(width, k), f"V {width} k {k}")
+    for target in (20000, 20001, 20002, 20003, 0, 3, width - 1):
+        compare(device, logits[2:3], [target], rule(width, 8), f"ties, target {target}")
+    bad = logits[:3].copy()
+    bad[0, 5000], bad[1, 5000], bad[2, 5000] = np.inf, np.nan, -np.inf
+    got = run(device, bad, [1, 1, 1], rule(width, 32))
+    assert got["bad"].tolist() == [1, 1, 0], f"bad rows: {got['bad']}"
 
 
 @check

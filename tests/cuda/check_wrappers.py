@@ -50,17 +50,24 @@ def copies_arrive_and_zeros_where_asked(device, rng):
 
 
 @check
-def conversions_round_to_even_and_powers_are_near(device, rng):
+def conversions_round_to_even_and_functions_are_near(device, rng):
     x = rng.standard_normal(1000).astype(np.float32)
-    x[:6] = 0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -126, 127, -130
-    outs = [device.empty((1000,), dtype) for dtype in (np.uint16, np.uint32, np.float32)]
+    x[:7] = 0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, -126, 127, -130, np.inf
+    types = np.uint16, np.uint32, np.float32, np.float32
+    outs = [device.empty((1000,), dtype) for dtype in types]
     device.launch("converted", (4,), (256,), *outs, device.put(x), 1000)
-    rounded, packed, powers = [out.read() for out in outs]
+    rounded, packed, powers, inverses = [out.read() for out in outs]
     assert (rounded == to_bf16(x)).all(), "cvt.rn.bf16"
     assert (packed & 0xFFFF == to_bf16(x)).all() and (packed >> 16 == to_bf16(-x)).all(), "bf16x2"
-    exact = np.exp2(x.astype(np.float64))
-    exact[x < -126] = 0
-    assert (np.abs(powers - exact) <= 2.0**-22 * exact).all(), "ex2"
+    is_finite = np.isfinite(x)
+    exact = np.exp2(x[is_finite].astype(np.float64))
+    exact[x[is_finite] < -126] = 0
+    assert (np.abs(powers[is_finite] - exact) <= 2.0**-22 * exact).all(), "ex2"
+    with np.errstate(divide="ignore"):
+        exact = 1 / x.astype(np.float64)
+    assert inverses[0] == np.inf and inverses[6] == 0, "rcp of 0 and infinity"
+    off = np.abs(inverses[1:] - exact[1:])
+    assert (off <= 2.0**-22 * np.abs(exact[1:])).all(), "rcp"
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def head_reduction(gpu, s):
     out = [gpu.empty((s.rows, s.k), types.get(name, np.float32)) for name in head.NAMES]
     rows = head.HeadRows(*[pointer(x) for x in out])
     work = lambda: gpu.submit("reduce_head", (s.rows,), (512,), logits, targets, rule, rows)
-    # As if a row were read once: the second pass should find it in the cache.
+    # As if a row were read once: a sample of it is read twice.
     return [timed(gpu, f"reduce_head, k {s.k}", work, bytes=4 * s.rows * s.vocab)]
 
 

@@ -170,6 +170,7 @@ inline unsigned short float_to_bf16(float x) {
 inline unsigned pack_bf16(float low, float high) {
     return float_to_bf16(low) | unsigned(float_to_bf16(high)) << 16;
 }
+inline float reciprocal(float x) { return 1.0f / x; }
 inline float exp2_flush(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
 
 struct MmaFragments {

@@ -35,12 +35,15 @@ KERNEL(32) copied_rows(unsigned* out, const unsigned* from) {
 }
 REGISTER_KERNEL(copied_rows)
 
-// One number a thread: rounded to bf16, alone and packed before its negative, and 2^x.
-KERNEL(256) converted(bf16* rounded, unsigned* packed, float* powers, const float* x, int count) {
+// One number a thread: rounded to bf16, alone and packed before its negative, 2^x, and 1 / x.
+KERNEL(256)
+converted(bf16* rounded, unsigned* packed, float* powers, float* inverses, const float* x,
+          int count) {
     const int i = blockIdx.x * 256 + threadIdx.x;
     if (i >= count) return;
     rounded[i] = float_to_bf16(x[i]);
     packed[i] = pack_bf16(x[i], -x[i]);
     powers[i] = exp2_flush(x[i]);
+    inverses[i] = reciprocal(x[i]);
 }
 REGISTER_KERNEL(converted)
