@@ -45,9 +45,19 @@ impl Devices {
                 }
             },
             DeviceChoice::All => {
-                let count = driver().context("device all")?.devices()?;
-                ensure!(count > 0, "device all: expected a CUDA device, found none");
-                (0..count).collect()
+                let driver = driver().context("device all")?;
+                let (served, others): (Vec<_>, Vec<_>) = (0..driver.devices()?)
+                    .map(|number| (number, driver.expect_served(number)))
+                    .partition(|(_, state)| state.is_ok());
+                for (number, state) in others {
+                    let reason = state.err().map_or(String::new(), |e| format!("{e:#}"));
+                    progress::note(&format!("note: cuda:{number} is left out: {reason}"));
+                }
+                ensure!(
+                    !served.is_empty(),
+                    "device all: expected a CUDA device that is served, found none"
+                );
+                served.into_iter().map(|(number, _)| number).collect()
             }
             DeviceChoice::Cuda(numbers) => numbers.clone(),
         };
@@ -80,8 +90,9 @@ impl Devices {
 /// Whether there is a CUDA device; the error says why not.
 fn first_device(driver: &dyn Fn() -> Result<Driver>) -> Result<()> {
     ensure!(Driver::is_there(), "no NVIDIA driver is here");
-    ensure!(driver()?.devices()? > 0, "there is no CUDA device here");
-    Ok(())
+    let driver = driver()?;
+    ensure!(driver.devices()? > 0, "there is no CUDA device here");
+    driver.expect_served(0).context("cuda:0 is not served")
 }
 
 /// Limits that fit every one of `devices`, and what each takes for them.
@@ -101,6 +112,16 @@ pub fn plan(
         cuda::K_MAX,
         shape.products.k
     );
+    let widest = shape.description.layers.iter();
+    let widest = widest.map(|layer| &layer.attention.shape);
+    let widest = widest.map(|a| a.head_dim.max(a.value_dim)).max();
+    ensure!(
+        widest <= Some(cuda::HEAD_DIM_MAX),
+        "{}: expected heads of at most {} numbers on a CUDA device, found {}; --device cpu scores it",
+        settings.teacher.display(),
+        cuda::HEAD_DIM_MAX,
+        widest.unwrap_or(0)
+    );
     let budgets = settings
         .token_budget
         .map_or(BUDGETS.to_vec(), |budget| vec![budget]);
@@ -119,7 +140,7 @@ pub fn plan(
         let limits = Limits {
             tokens,
             sequence: longest,
-            head_chunk: settings.head_chunk.unwrap_or(HEAD_CHUNK.min(tokens)),
+            head_chunk: settings.head_chunk.unwrap_or(HEAD_CHUNK).min(tokens),
             wave: 1,
         };
         let planner = devices[0].planner();
@@ -157,7 +178,10 @@ pub fn with_memory(devices: &[Cuda], planned: Option<Bytes>) -> Result<(Vec<Cuda
     let bytes = planned.context("device memory is planned before it is taken")?;
     let peaks = devices.iter().map(cuda_peak);
     let peak = peaks.sum::<Result<f64>>()?;
-    let devices = devices.iter().map(|device| device.with_memory(bytes));
+    let devices = devices.iter().map(|device| {
+        let taken = device.with_memory(bytes);
+        taken.context("somebody else took memory meanwhile; a smaller --token-budget or --head-chunk needs less")
+    });
     Ok((devices.collect::<Result<_>>()?, peak))
 }
 

@@ -54,8 +54,9 @@ pub struct Tally {
     seen: HashSet<u64>,
 }
 
-/// Sequences that later ones are compared with: 36 MiB of hashes at most, so that memory stays flat.
-const SEEN_MAX: usize = 1 << 21;
+/// Sequences that later ones are compared with: as many hashes as a table of 2^21 places holds before
+/// it doubles, 18 MiB, so that memory stays flat.
+const SEEN_MAX: usize = (1 << 21) / 8 * 7;
 
 impl Tally {
     /// The number of the next source row.

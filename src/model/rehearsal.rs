@@ -26,10 +26,11 @@ impl<B: Backend> Decoder<'_, B> {
     /// # Errors
     /// A device whose head isn't what the host computes from the same hidden rows.
     pub fn rehearse(&mut self, teacher: &Teacher) -> Result<()> {
-        if !self.backend.rehearses() {
+        let limits = self.limits;
+        // A corpus without a token needs no rehearsal.
+        if !self.backend.rehearses() || limits.sequence == 0 {
             return Ok(());
         }
-        let limits = self.limits;
         let rows = ROWS.min(limits.head_chunk).min(limits.tokens);
         let batch = batch(rows, limits.sequence.min(rows), self.rule.vocab);
         let mut scored = [HeadRows {

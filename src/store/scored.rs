@@ -41,21 +41,55 @@ impl ScoredSet {
     }
 
     pub fn open_or_create_in(store: Arc<dyn Store>, job: &Job) -> Result<ScoredSet> {
+        let set = ScoredSet::join_in(store, job)?;
+        set.begin()?;
+        Ok(set)
+    }
+
+    /// The set in `out` as this job would go on with it; nothing is written before
+    /// [`ScoredSet::begin`].
+    ///
+    /// # Errors
+    /// The set there is another job: each field that differs is named.
+    pub fn join(out: &Path, job: &Job) -> Result<ScoredSet> {
+        ScoredSet::join_in(Arc::new(LocalDisk::new(out)), job)
+    }
+
+    pub fn join_in(store: Arc<dyn Store>, job: &Job) -> Result<ScoredSet> {
         job.check()?;
         ensure!(
             store.read(CORPUS_MANIFEST)?.is_none(),
             "{}: expected a folder for the scored set, found a token corpus; give another --out",
             store.place("")
         );
-        if store.read(JOB)?.is_none() {
-            expect_ours(store.as_ref(), job)?;
-            let (Created::New | Created::WasThere) = store.create(JOB, &job.seal())?;
+        if store.read(JOB)?.is_some() {
+            let set = ScoredSet::open_in(store)?;
+            set.expect_same(job)?;
+            return Ok(set);
         }
-        let set = ScoredSet::open_in(store)?;
-        set.job
+        expect_ours(store.as_ref(), job)?;
+        Ok(ScoredSet {
+            terms: job.terms()?,
+            job: job.clone(),
+            store,
+        })
+    }
+
+    /// `job.json` is there, durable, when this returns.
+    ///
+    /// # Errors
+    /// Somebody else began another job there meanwhile.
+    pub fn begin(&self) -> Result<()> {
+        if self.store.read(JOB)?.is_none() {
+            let (Created::New | Created::WasThere) = self.store.create(JOB, &self.job.seal())?;
+        }
+        ScoredSet::open_in(self.store.clone())?.expect_same(&self.job)
+    }
+
+    fn expect_same(&self, job: &Job) -> Result<()> {
+        self.job
             .expect_same(job)
-            .with_context(|| set.store.place(JOB))?;
-        Ok(set)
+            .with_context(|| self.store.place(JOB))
     }
 
     pub fn open_in(store: Arc<dyn Store>) -> Result<ScoredSet> {

@@ -141,6 +141,7 @@ class Whole:
             ("no driver, no device, no library", whole.nothing_there(bench)),
             ("a library newer than the driver is passed over", whole.newer_library(bench)),
             ("a kill and a resume", whole.killed(bench)),
+            ("a set is begun when its first batch can be", whole.begun_by_nobody(bench)),
             ("bytes whatever the batch, the chunk and the algorithms",
              whole.same_bytes(bench, full)),
             ("two devices at work on one set", whole.two_devices(bench)),

@@ -164,6 +164,10 @@ def nothing_there(bench):
         job.score(none, "auto")
         without = Bench(bench.binary, bench.driver, None, {"HOME": "/nonexistent", "PATH": ""})
         yield from expect_words(job.fails(without.program, "out"), "NVRTC", "pip install")
+        old = bench.program.under(capability=75)
+        yield from expect_words(job.fails(old, "out"), "compute capability 8.0", "7.5")
+        old.device = "auto"
+        job.score(old, "old")
         second = bench.program.under(devices=1)
         second.device = "cuda:1"
         yield from expect_words(job.fails(second, "out"), "cuda:1")
@@ -185,6 +189,23 @@ def newer_library(bench):
         alone = Bench(bench.binary, only, bench.nvrtc, {"HOME": "/nonexistent", "PATH": ""})
         said = job.fails(alone.program.under(driver=12040), "out")
         yield from expect_words(said, "cuBLASLt")
+
+    return [with_job(act)]
+
+
+def begun_by_nobody(bench):
+    """A run that fails before its first batch leaves no set behind: the next may choose anew. A
+    corpus without a token is a set, too."""
+
+    def act(job):
+        taken = bench.program.under(memory=1 << 30, memory_taken=(1 << 30) - 4096)
+        job.fails(taken, "out")
+        on_cpu = bench.program.under()
+        on_cpu.device = "cpu"
+        job.score(on_cpu, "out")
+        job.corpus = write_corpus(job.folder / "empty", [([], [])], job.fixture.vocab)
+        job.score(bench.program, "nothing")
+        return []
 
     return [with_job(act)]
 

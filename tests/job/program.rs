@@ -18,6 +18,8 @@ pub fn kdscore(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kdscore"));
     command.current_dir(folder);
     command.env("XDG_CACHE_HOME", folder.join("cache"));
+    // What is expected is the CPU's, whatever the machine has.
+    command.env("CUDA_VISIBLE_DEVICES", "");
     command
 }
 

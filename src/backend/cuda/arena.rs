@@ -68,6 +68,8 @@ struct State {
     /// Given back before those.
     settled: Given,
     held: Bytes,
+    /// Whether a device may use what is given back; nobody does in a dry run.
+    is_used: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,8 +84,6 @@ struct Place {
 pub struct Room {
     arena: Arc<Arena>,
     place: Place,
-    /// Whether the device is known to be past its last use.
-    is_idle: bool,
 }
 
 impl Arena {
@@ -100,11 +100,12 @@ impl Arena {
 
     fn over(block: Option<Block>, bytes: usize) -> Arc<Arena> {
         Arc::new(Arena {
-            block,
             state: Mutex::new(State {
                 free: BTreeMap::from([(0, bytes)]),
+                is_used: block.is_some(),
                 ..State::default()
             }),
+            block,
         })
     }
 
@@ -160,7 +161,6 @@ impl Arena {
         *state.held.of(what) += bytes;
         Ok(Room {
             place: Place { start, bytes, what },
-            is_idle: self.is_dry(),
             arena: self.clone(),
         })
     }
@@ -188,20 +188,15 @@ impl Room {
         let base = self.arena.block.as_ref().map_or(0, |block| block.address);
         base + self.place.start as u64
     }
-
-    /// Gives it back when the device is known to be past its last use.
-    pub fn give_back_idle(mut self) {
-        self.is_idle = true;
-    }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
         let mut state = self.arena.state();
-        if self.is_idle {
-            state.release(self.place);
-        } else {
+        if state.is_used {
             state.left.push_back(self.place);
+        } else {
+            state.release(self.place);
         }
     }
 }
@@ -221,7 +216,7 @@ mod tests {
                 .wrapping_add(1);
             let draw = (state >> 33) as usize;
             if draw.is_multiple_of(3) && !rooms.is_empty() {
-                rooms.swap_remove(draw / 3 % rooms.len()).give_back_idle();
+                rooms.swap_remove(draw / 3 % rooms.len());
             } else if let Ok(room) = arena.take(draw % (6 * ALIGN), Use::Batch) {
                 let Place { start, bytes, .. } = room.place;
                 let overlaps = |other: &Room| {
@@ -233,7 +228,7 @@ mod tests {
                 rooms.push(room);
             }
         }
-        rooms.into_iter().for_each(Room::give_back_idle);
+        drop(rooms);
         assert_eq!(arena.held(), Bytes::default());
         let state = arena.state.lock().unwrap();
         assert_eq!(state.free, BTreeMap::from([(0, 64 * ALIGN)]));
@@ -242,24 +237,21 @@ mod tests {
     #[test]
     fn room_the_device_may_use_is_kept_until_it_is_past_that() {
         let arena = Arena::over(None, 3 * ALIGN);
-        let in_use = || {
-            let mut room = arena.take(ALIGN, Use::Batch).unwrap();
-            room.is_idle = false;
-            room
-        };
-        drop(in_use());
+        arena.state().is_used = true;
+        let take = |bytes| arena.take(bytes, Use::Batch);
+        drop(take(ALIGN));
         let first = arena.given();
-        drop(in_use());
-        let third = in_use();
-        assert!(arena.take(ALIGN, Use::Batch).is_err());
+        drop(take(ALIGN));
+        let third = take(ALIGN).unwrap();
+        assert!(take(ALIGN).is_err());
         arena.settle(first);
-        assert_eq!(arena.take(ALIGN, Use::Batch).unwrap().place.start, 0);
-        assert!(arena.take(2 * ALIGN, Use::Batch).is_err());
-        third.give_back_idle();
-        assert_eq!(arena.held().batch, ALIGN);
+        assert_eq!(take(ALIGN).unwrap().place.start, 0);
+        assert!(take(2 * ALIGN).is_err());
+        drop(third);
+        assert_eq!(arena.held().batch, 3 * ALIGN);
         arena.settle(Given::MAX);
         assert_eq!(arena.held(), Bytes::default());
-        assert_eq!(arena.given(), 2);
+        assert_eq!(arena.given(), 4);
     }
 
     #[test]

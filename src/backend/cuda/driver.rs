@@ -21,6 +21,9 @@ const VERSION_MIN: Version = Version {
     minor: 0,
 };
 
+/// Compute capability of the oldest devices that are served: before, there were no bf16 products.
+const ARCH_MIN: u32 = 80;
+
 /// Of a driver or a library.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Version {
@@ -140,6 +143,20 @@ impl Device {
             multiprocessors,
             driver,
         }))
+    }
+
+    /// # Errors
+    /// A device that is older than what the kernels are written for.
+    pub fn expect_served(&self) -> Result<()> {
+        let version = |arch: u32| format!("{}.{}", arch / 10, arch % 10);
+        anyhow::ensure!(
+            self.arch >= ARCH_MIN,
+            "expected compute capability {} or newer, found {} ({})",
+            version(ARCH_MIN),
+            version(self.arch),
+            self.name
+        );
+        Ok(())
     }
 
     /// Makes the device the one that this thread's calls mean.

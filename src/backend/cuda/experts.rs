@@ -115,7 +115,7 @@ impl RoutingLayout {
 
     /// Offsets of experts, weights, places, sources, counts and tiles, and the end.
     fn offsets(&self) -> [usize; 7] {
-        let tiles = self.tiles(self.choices_max, self.experts_max);
+        let tiles = self.tiles_max();
         let four = self.choices_max * 4;
         let sizes = [four, four, four, four, self.experts_max * 4, tiles * 12];
         let mut offsets = [0; 7];
@@ -123,6 +123,11 @@ impl RoutingLayout {
             offsets[i + 1] = offsets[i] + size.next_multiple_of(16);
         }
         offsets
+    }
+
+    /// Tiles that a batch may have.
+    pub fn tiles_max(&self) -> usize {
+        self.tiles(self.choices_max, self.experts_max)
     }
 
     fn tiles(&self, choices: usize, experts: usize) -> usize {

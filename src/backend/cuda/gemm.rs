@@ -55,6 +55,7 @@ const SETTING_TILE: c_int = 1;
 const SETTING_SPLIT_K: c_int = 2;
 const SETTING_REDUCTION: c_int = 3;
 const SETTING_STAGES: c_int = 6;
+const NOT_SUPPORTED: c_int = 15;
 
 fn data_type(kind: Kind) -> c_int {
     match kind {
@@ -109,6 +110,23 @@ pub struct Product {
 }
 
 impl Product {
+    /// Of square matrices of zeros, to ask about.
+    fn plain(size: usize) -> Product {
+        let square = View {
+            address: 0,
+            kind: Kind::Bf16,
+            rows: size,
+            width: size,
+        };
+        Product {
+            out: square,
+            x: square,
+            weight: 0,
+            bias: 0,
+            into: Into::Replace,
+        }
+    }
+
     /// The same on so many rows from the first on.
     pub fn on_rows(&self, rows: usize) -> Product {
         Product {
@@ -182,11 +200,14 @@ impl Gemm {
             // SAFETY: writes a handle.
             let status = unsafe { (library.create)(&raw mut handle) };
             expect(status, "cublasLtCreate")?;
-            Ok(Some(Gemm {
+            let gemm = Gemm {
                 library,
                 handle,
                 choices: Mutex::new(BTreeMap::new()),
-            }))
+            };
+            // One that doesn't know the device is none: the next may.
+            gemm.ask(&Product::plain(1024))?;
+            Ok(Some(gemm))
         })
     }
 
@@ -265,9 +286,10 @@ impl Gemm {
     }
 
     /// Algorithms that may be used for a product, the library's favourite first: none that splits
-    /// K, and each serves every number of row tiles up to `rows_max`. Whether they keep a row's
-    /// bits is for the caller to try.
-    pub fn proposals(&self, product: &Product, rows_max: usize) -> Result<Vec<Algorithm>> {
+    /// K, and each serves every number of row tiles, whatever this run's token budget. Whether they
+    /// keep a row's bits is for the caller to try.
+    pub fn proposals(&self, stream: &Stream, product: &Product) -> Result<Vec<Algorithm>> {
+        stream.raw()?; // the library asks about the thread's device
         let shape = Shape::of(product);
         if !shape.is_aligned(product) {
             return Ok(Vec::new());
@@ -283,7 +305,7 @@ impl Gemm {
         let mut kept = Vec::new();
         for found in fit {
             let serves = |&rows: &usize| self.serves(product, rows, &found.algorithm);
-            if rows_to_try(rows_max).iter().all(serves) {
+            if rows_to_try(ROWS_ASKED).iter().all(serves) {
                 kept.push(found.algorithm);
             }
         }
@@ -311,6 +333,9 @@ impl Gemm {
             )
         };
         // A shape that it serves by nothing is no error here.
+        if status != NOT_SUPPORTED {
+            expect(status, "cublasLtMatmulAlgoGetHeuristic")?;
+        }
         let count = if status == 0 { count } else { 0 };
         Ok(found[..usize::try_from(count)?].to_vec())
     }

@@ -7,8 +7,10 @@
 use std::ffi::{OsString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
+use glob::Pattern;
 use libloading::Library;
+use libloading::os::unix;
 
 use super::driver::Version;
 
@@ -57,7 +59,8 @@ pub struct Places {
     pub given: Option<PathBuf>,
     /// Toolkits.
     pub toolkits: Vec<PathBuf>,
-    /// Prefixes of Python environments: `lib/python3.X/site-packages` lies below.
+    /// Prefixes of Python and conda environments: libraries lie in `lib` and in
+    /// `lib/python3.X/site-packages`.
     pub environments: Vec<PathBuf>,
 }
 
@@ -65,15 +68,21 @@ impl Places {
     pub fn new(given: Option<PathBuf>) -> Places {
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable);
-        let usual = Path::new("/usr/local/cuda").to_path_buf();
+        let usual = PathBuf::from("/usr/local/cuda");
         let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter();
         let environments = environments.filter_map(variable);
+        // Where a system's own pip installs.
+        let local = PathBuf::from("/usr/local");
         let home = variable("HOME").map(|home| home.join(".local"));
         let on_path = prefixes_of_pythons(std::env::var_os("PATH"));
         Places {
             given,
             toolkits: toolkits.chain([usual]).collect(),
-            environments: environments.chain(on_path).chain(home).collect(),
+            environments: environments
+                .chain(on_path)
+                .chain([local])
+                .chain(home)
+                .collect(),
         }
     }
 
@@ -83,6 +92,7 @@ impl Places {
         if let Some(given) = &self.given {
             folders.push(given.clone());
             folders.extend(["lib", "lib64"].map(|name| given.join(name)));
+            folders.extend(wheels(given));
             folders.extend(wheels(&given.join("nvidia")));
             folders.extend(packages(given).iter().flat_map(|site| wheels(site)));
         }
@@ -91,8 +101,11 @@ impl Places {
         }
         let mut folders: Vec<Option<PathBuf>> = folders.into_iter().map(Some).collect();
         folders.push(None);
-        let sites = self.environments.iter().flat_map(|prefix| packages(prefix));
-        folders.extend(sites.flat_map(|site| wheels(&site)).map(Some));
+        for prefix in &self.environments {
+            let sites = packages(prefix);
+            folders.extend(sites.iter().flat_map(|site| wheels(site)).map(Some));
+            folders.push(Some(prefix.join("lib")));
+        }
         folders
     }
 
@@ -133,8 +146,7 @@ impl Places {
         let mut tried = Vec::new();
         for path in self.candidates(wanted, driver.major) {
             preload_beside(&path, wanted);
-            // SAFETY: NVIDIA's libraries do nothing but set themselves up when they are opened.
-            match unsafe { Library::new(&path) } {
+            match open(&path) {
                 Ok(library) => {
                     let opened = Opened {
                         path: path.clone(),
@@ -146,24 +158,59 @@ impl Places {
                         Err(error) => tried.push(format!("{}: {error:#}", path.display())),
                     }
                 }
-                Err(error) if path.is_absolute() => {
-                    tried.push(format!("{}: {error}", path.display()));
+                // On the loader's path it may just not be.
+                Err(error) if path.components().count() > 1 => {
+                    let error = Error::from(error);
+                    tried.push(format!("{}: {error:#}", path.display()));
                 }
                 Err(_) => {}
             }
+        }
+        tried.extend(self.newer(wanted, driver));
+        if let Some(given) = &self.given {
+            tried.push(format!("{} was searched", given.display()));
         }
         let tried = match tried.is_empty() {
             true => "none".to_owned(),
             false => tried.join("; "),
         };
         bail!(
-            "expected {} ({}.so, CUDA {MAJOR_MIN} to {}), found {tried}; install it with `pip install {}` or a CUDA toolkit, or say where it lies with --cuda-libs DIR",
+            "expected {} ({}.so, CUDA {MAJOR_MIN} to {}), found {tried}; install it with `pip install {} {}` or a CUDA toolkit, or say where it lies with --cuda-libs DIR",
             wanted.what(),
             wanted.stem(),
             driver.major,
-            wanted.package(driver.major)
+            Wanted::Nvrtc.package(driver.major),
+            Wanted::CublasLt.package(driver.major)
         )
     }
+
+    /// Libraries that are passed over, for they are newer than the driver.
+    fn newer(&self, wanted: Wanted, driver: Version) -> Vec<String> {
+        let next = driver.major + 1;
+        let name = format!("{}.so.{next}", wanted.stem());
+        let folders = self.folders().into_iter().flatten();
+        let paths = folders.map(|folder| folder.join(&name));
+        let there = paths.filter(|path| path.is_file());
+        there
+            .map(|path| {
+                format!(
+                    "{}, which a driver for CUDA {} doesn't serve",
+                    path.display(),
+                    driver.major
+                )
+            })
+            .collect()
+    }
+}
+
+/// Opens a library for good: what NVIDIA's libraries register when they are opened, threads and the
+/// end of the program may still call when they are closed.
+fn open(path: &Path) -> Result<Library, libloading::Error> {
+    /// Of glibc's dlfcn.h, `RTLD_NODELETE`.
+    const STAYS: std::ffi::c_int = 0x1000;
+    // SAFETY: they do nothing but set themselves up when they are opened.
+    let opened = unsafe { unix::Library::open(Some(path), unix::RTLD_LAZY | STAYS) };
+    opened.map(Library::from)
 }
 
 /// NVRTC opens a second library by its bare name. One that is open already is found wherever it
@@ -172,15 +219,17 @@ fn preload_beside(path: &Path, wanted: Wanted) {
     let Some(folder) = path.parent().filter(|_| wanted == Wanted::Nvrtc) else {
         return;
     };
-    let pattern = folder.join("libnvrtc-builtins.so.*");
-    let found = glob::glob(&pattern.to_string_lossy()).into_iter().flatten();
-    for builtins in found.flatten() {
-        // SAFETY: it holds headers and does nothing when it is opened.
-        if let Ok(library) = unsafe { Library::new(builtins) } {
-            // Open for as long as the program runs.
-            std::mem::forget(library);
-        }
+    for builtins in below(folder, "libnvrtc-builtins.so.*") {
+        // It stays open; where it doesn't open, NVRTC says so.
+        let _ = open(&builtins);
     }
+}
+
+/// What lies below a folder by a pattern.
+fn below(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+    let folder = Pattern::escape(&folder.to_string_lossy());
+    let found = glob::glob(&format!("{folder}/{pattern}"));
+    found.into_iter().flatten().flatten().collect()
 }
 
 /// Prefixes of the Pythons on a path: `PREFIX/bin/python3`.
@@ -199,9 +248,7 @@ fn prefixes_of_pythons(path: Option<OsString>) -> Vec<PathBuf> {
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let mut sites = Vec::new();
     for name in ["lib/python3*/site-packages", "lib/python3*/dist-packages"] {
-        let pattern = prefix.join(name).join("nvidia");
-        let found = glob::glob(&pattern.to_string_lossy()).into_iter().flatten();
-        sites.extend(found.flatten());
+        sites.extend(below(prefix, &format!("{name}/nvidia")));
     }
     sites.sort();
     sites.reverse();
@@ -210,9 +257,7 @@ fn packages(prefix: &Path) -> Vec<PathBuf> {
 
 /// Folders of libraries below `nvidia` among installed packages. `cu13` holds all of that version.
 fn wheels(nvidia: &Path) -> Vec<PathBuf> {
-    let pattern = nvidia.join("*/lib");
-    let found = glob::glob(&pattern.to_string_lossy()).into_iter().flatten();
-    let mut found: Vec<PathBuf> = found.flatten().collect();
+    let mut found = below(nvidia, "*/lib");
     found.sort();
     found
 }
@@ -373,7 +418,8 @@ mod tests {
         let newer = root.join("toolkit/lib64/libcublasLt.so.13");
         let site = root.join("env/lib/python3.11/site-packages/nvidia");
         let wheel = site.join("cublas/lib/libcublasLt.so.12");
-        for path in [&given, &toolkit, &newer, &wheel] {
+        let conda = root.join("env/lib/libcublasLt.so.12");
+        for path in [&given, &toolkit, &newer, &wheel, &conda] {
             touch(path);
         }
         let places = Places {
@@ -385,12 +431,18 @@ mod tests {
         let on_12 = places.candidates(Wanted::CublasLt, 12);
         assert_eq!(
             on_12,
-            [given.clone(), toolkit.clone(), loader(12), wheel.clone()]
+            [
+                given.clone(),
+                toolkit.clone(),
+                loader(12),
+                wheel.clone(),
+                conda.clone()
+            ]
         );
         let on_13 = places.candidates(Wanted::CublasLt, 13);
         assert_eq!(
             on_13,
-            [given, newer, toolkit, loader(13), loader(12), wheel]
+            [given, newer, toolkit, loader(13), loader(12), wheel, conda]
         );
     }
 
@@ -421,7 +473,33 @@ mod tests {
         let places = Places::default();
         let error = places.find(Wanted::CublasLt, driver, none).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("pip install nvidia-cublas-cu12"), "{text}");
+        let install = "pip install nvidia-cuda-nvrtc-cu12 nvidia-cublas-cu12";
+        assert!(text.contains(install), "{text}");
         assert!(text.contains("--cuda-libs"), "{text}");
+    }
+
+    #[test]
+    fn libraries_that_are_there_and_no_use_are_named() {
+        // Brackets are plain letters in a folder's name.
+        let folder = tempfile::Builder::new().prefix("[libs]").tempdir().unwrap();
+        let damaged = folder.path().join("nvidia/cublas/lib/libcublasLt.so.12");
+        let newer = folder.path().join("libcublasLt.so.13");
+        touch(&damaged);
+        touch(&newer);
+        let places = Places {
+            given: Some(folder.path().to_path_buf()),
+            ..Places::default()
+        };
+        let driver = Version {
+            major: 12,
+            minor: 4,
+        };
+        let none = |_: Opened| Ok(None::<()>);
+        let error = places.find(Wanted::CublasLt, driver, none).unwrap_err();
+        let text = error.to_string();
+        for path in [&damaged, &newer] {
+            assert!(text.contains(&path.display().to_string()), "{text}");
+        }
+        assert!(text.contains("too short"), "the loader's own words: {text}");
     }
 }

@@ -42,12 +42,13 @@ mod weights;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use half::bf16;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 pub use self::arena::Bytes;
+pub use self::attention::HEAD_DIM_MAX;
 pub use self::compile::KernelCache;
 pub use self::kernels::K_MAX;
 pub use self::tensor::{Kind, TILE};
@@ -58,7 +59,7 @@ use self::driver::{Device, Stream, Version};
 use self::gemm::Gemm;
 use self::kernels::Kernels;
 use self::libraries::Places;
-use self::rows::RowLayout;
+use self::rows::{RowLayout, Seats};
 use self::staging::Staging;
 use super::HostWeight;
 
@@ -67,6 +68,8 @@ use super::HostWeight;
 const BATCH_BYTES_PER_TOKEN: usize = 2048;
 /// The same for a batch of any size, the least room of its own rope tables included.
 const BATCH_BYTES: usize = 8 << 20;
+/// Least room for rows: a rehearsal may keep more ids than the run does.
+const ROWS_BYTES_LEAST: usize = 4096;
 
 /// The driver of this machine, and where libraries are looked for.
 #[derive(Debug)]
@@ -84,6 +87,12 @@ impl Driver {
     /// # Errors
     /// No driver, or none that is served: what to install.
     pub fn start(cuda_libs: Option<PathBuf>) -> Result<Driver> {
+        if let Some(folder) = cuda_libs.as_deref().filter(|folder| !folder.is_dir()) {
+            bail!(
+                "--cuda-libs {}: expected a folder that holds NVRTC or cuBLASLt, found none",
+                folder.display()
+            );
+        }
         Ok(Driver {
             version: driver::start()?,
             places: Places::new(cuda_libs),
@@ -93,6 +102,12 @@ impl Driver {
     /// Devices there are.
     pub fn devices(&self) -> Result<usize> {
         driver::device_count()
+    }
+
+    /// # Errors
+    /// No such device, or one that is too old.
+    pub fn expect_served(&self, ordinal: usize) -> Result<()> {
+        Device::open(ordinal, self.version)?.expect_served()
     }
 
     /// A device, ready to plan with: kernels compiled and loaded, cuBLASLt found. Its memory is
@@ -107,6 +122,7 @@ impl Driver {
             "expected a device below {there}, the number of CUDA devices here, found cuda:{ordinal}"
         );
         let device = Device::open(ordinal, self.version)?;
+        device.expect_served()?;
         let images = Images::make(device.arch, self.version, &self.places, cache)?;
         let stream = Stream::new(&device)?;
         let gemm = Gemm::new(&self.places, self.version, &stream)?;
@@ -143,6 +159,7 @@ impl Driver {
             made: Arc::new(made),
             arena: Arena::dry(),
             workspace: None,
+            seats: Seats::default(),
         })
     }
 }
@@ -171,6 +188,7 @@ pub struct Cuda {
     arena: Arc<Arena>,
     /// Of cuBLASLt; `None` while memory is planned.
     workspace: Option<Room>,
+    seats: Seats,
 }
 
 impl Cuda {
@@ -180,6 +198,7 @@ impl Cuda {
             made: self.made.clone(),
             arena: Arena::dry(),
             workspace: None,
+            seats: Seats::default(),
         }
     }
 
@@ -187,15 +206,13 @@ impl Cuda {
     /// ids need besides, `table_numbers` those of their own rope tables.
     pub fn planned(&self, tokens: usize, k: usize, table_numbers: usize) -> Bytes {
         let held = self.arena.held();
-        let rows = RowLayout {
-            rows_max: tokens,
-            k,
-        };
-        let batch = 2 * (tokens * BATCH_BYTES_PER_TOKEN + BATCH_BYTES + rows.bytes());
+        let rows_max = tokens;
+        let slot = RowLayout { rows_max, k }.bytes().max(ROWS_BYTES_LEAST);
+        let batch = 2 * (tokens * BATCH_BYTES_PER_TOKEN + BATCH_BYTES + slot);
         Bytes {
             buffers: held.buffers + gemm::WORKSPACE_BYTES,
             batch: held.batch + batch + 2 * table_numbers * Kind::F32.size(),
-            slot: rows.bytes(),
+            slot,
             ..held
         }
     }
@@ -213,20 +230,22 @@ impl Cuda {
         let (free, _) = self.memory()?;
         let arena = Arena::new(&self.made.device, bytes.total()).with_context(|| {
             format!(
-                "cuda:{}: expected {} free bytes of device memory, found {free}; a smaller --token-budget or --head-chunk needs less",
+                "cuda:{}: expected {} free bytes of device memory, of {free} that looked free",
                 self.made.device.ordinal,
                 bytes.total()
             )
         })?;
-        if bytes.slot > 0 {
-            self.made.staging.make_slots(2, bytes.slot)?;
-        }
         let workspace = Some(arena.take(gemm::WORKSPACE_BYTES, Use::Buffers)?);
-        Ok(Cuda {
+        let cuda = Cuda {
             made: self.made.clone(),
             arena,
             workspace,
-        })
+            seats: Seats::default(),
+        };
+        if bytes.slot > 0 {
+            cuda.make_seats(2, bytes.slot)?;
+        }
+        Ok(cuda)
     }
 
     fn name(&self) -> String {
@@ -257,6 +276,7 @@ impl Cuda {
     /// A product that fails.
     pub fn peak_flops(&self) -> Result<f64> {
         products::peak_flops(self)
+            .with_context(|| format!("{}: measuring what its products reach", self.name()))
     }
 
     /// Does what an op asks for, unless one before it failed or nothing is computed.
@@ -273,7 +293,12 @@ impl Cuda {
     /// The first error since this was last asked.
     fn take_failure(&self) -> Result<()> {
         let mut failure = self.made.failure.lock().expect("no thread panics with it");
-        failure.take().map_or(Ok(()), Err)
+        match failure.take() {
+            None => Ok(()),
+            Some(error) => Err(error.context(
+                "a device failed; what is committed stays, and the same command goes on behind it (--device says on which devices)",
+            )),
+        }
     }
 
     /// Room with these bytes in it.

@@ -14,7 +14,7 @@ use super::driver::Stream;
 use super::experts::{DeviceExperts, DeviceRouter, PointerTable, Routing, RoutingLayout};
 use super::gemm::ROWS_LEAST;
 use super::kernels::{EXPERTS_MAX, K_MAX, NormVectors};
-use super::rows::{RowLayout, RowsOnDevice};
+use super::rows::{RowLayout, RowsOnDevice, Seat};
 use super::tensor::{DeviceTensor, Kind, View};
 use super::weights::DeviceWeight;
 use super::{Cuda, encode, int_bytes, word_bytes};
@@ -23,6 +23,9 @@ use crate::backend::{
     Into, Linear, LogitRule, Mlp, MlpSizes, MlpWork, Norm, Precision, RopeShape, Segments, Tensor,
     Weighs,
 };
+
+/// Blocks of a grid's second side, at most.
+const GRID_Y_MAX: usize = 65_535;
 
 /// Row numbers, token ids or positions.
 #[derive(Debug)]
@@ -102,6 +105,11 @@ impl Backend for Cuda {
         let inner = sizes.inner.max(experts.chosen * experts.inner);
         let choices = sizes.rows_max * experts.chosen;
         let layout = RoutingLayout::new(sizes.rows_max, experts, self.made.kind);
+        ensure!(
+            layout.tiles_max() <= GRID_Y_MAX,
+            "expected choices of experts in at most {GRID_Y_MAX} tiles, found {}; a smaller --token-budget has fewer",
+            layout.tiles_max()
+        );
         Ok(MlpWork {
             rows: tensor(
                 if experts.weighs_inputs { choices } else { 0 },
@@ -122,13 +130,7 @@ impl Backend for Cuda {
             k <= K_MAX,
             "k: expected at most {K_MAX} on a CUDA device, found {k}"
         );
-        let layout = RowLayout { rows_max, k };
-        Ok(RowsOnDevice {
-            room: self.arena.take(layout.bytes(), Use::Batch)?,
-            layout,
-            filled: 0,
-            sent: None,
-        })
+        self.rows_of(RowLayout { rows_max, k })
     }
 
     fn weight(&self, host: &HostWeight) -> Result<DeviceWeight> {
@@ -434,17 +436,19 @@ impl Backend for Cuda {
                 logits.rows
             );
             let targets = self.sent(&int_bytes(targets), Use::Batch)?;
-            let rows = layout.at_row(out.room.address(), first);
+            let rows = layout.at_row(out.seat().room.address(), first);
             let (kernels, k) = (&self.made.kernels, layout.k);
             kernels.reduce_head(s, logits, targets.address(), rule, k, rows)
         });
     }
 
     fn send_rows(&self, rows: &mut RowsOnDevice) {
-        let (from, bytes) = (rows.room.address(), rows.layout.bytes());
+        let bytes = rows.layout.bytes();
         self.run("rows", |s| {
-            let slot = self.made.staging.send_down(s, from, bytes)?;
-            rows.sent = Some((slot, self.arena.given()));
+            let Seat { room, slot, .. } = rows.seat();
+            let staging = &self.made.staging;
+            staging.send_down(s, room.address(), bytes, slot)?;
+            rows.sent = Some(self.arena.given());
             Ok(())
         });
     }
@@ -452,10 +456,10 @@ impl Backend for Cuda {
     fn take_rows(&self, mut rows: RowsOnDevice, out: &mut HeadRows) -> Result<()> {
         self.run("rows", |_| {
             let sent = rows.sent.take();
-            let (slot, given) = sent.context("rows are sent before they are taken")?;
-            let read = |bytes: &[u8]| rows.layout.read(bytes, rows.filled);
-            out.append(self.made.staging.receive(slot, read)?);
-            rows.room.give_back_idle();
+            let given = sent.context("rows are sent before they are taken")?;
+            let (layout, filled) = (rows.layout, rows.filled);
+            let bytes = self.made.staging.receive(&mut rows.seat().slot)?;
+            out.append(layout.read(bytes, filled));
             self.arena.settle(given);
             Ok(())
         });

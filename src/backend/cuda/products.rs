@@ -90,7 +90,7 @@ impl Cuda {
             rows_max,
         };
         let mut choice = Choice::Own;
-        let proposals = gemm.proposals(product, rows_max)?;
+        let proposals = gemm.proposals(stream, product)?;
         if !proposals.is_empty() {
             choice = trial.first_that_keeps_bits(&proposals)?;
         }

@@ -1,6 +1,11 @@
 //! Reduced rows on the device, until they are taken.
 
-use super::arena::{Given, Room};
+use std::sync::{Arc, Mutex};
+
+use anyhow::Result;
+
+use super::Cuda;
+use super::arena::{Given, Room, Use};
 use super::parameters::DeviceRows;
 use super::staging::Slot;
 use crate::backend::HeadRows;
@@ -9,15 +14,89 @@ use crate::backend::HeadRows;
 /// logsumexp, entropy, padded mass.
 const SINGLES: usize = 6;
 
+/// Room for rows on the device, and pinned room for them here.
+#[derive(Debug)]
+pub struct Seat {
+    pub room: Room,
+    pub slot: Slot,
+    bytes: usize,
+}
+
+/// Seats that nobody has.
+pub type Seats = Arc<Mutex<Vec<Seat>>>;
+
 /// The rows of a batch.
 #[derive(Debug)]
 pub struct RowsOnDevice {
-    pub room: Room,
+    /// `Some` as long as this lives.
+    seat: Option<Seat>,
+    seats: Seats,
     pub layout: RowLayout,
     /// Rows that were reduced.
     pub filled: usize,
-    /// Where they come down, once they are sent, and what was given back until then.
-    pub sent: Option<(Slot, Given)>,
+    /// What was given back until they were sent.
+    pub sent: Option<Given>,
+}
+
+impl RowsOnDevice {
+    pub fn seat(&mut self) -> &mut Seat {
+        self.seat.as_mut().expect("it is given back in drop alone")
+    }
+}
+
+/// Rows that were sent and that nobody took are waited for: their copy may be under way.
+impl Drop for RowsOnDevice {
+    fn drop(&mut self) {
+        if let Some(seat) = self.seat.take()
+            && (self.sent.is_none() || seat.slot.wait().is_ok())
+        {
+            self.seats
+                .lock()
+                .expect("no thread panics with it")
+                .push(seat);
+        }
+    }
+}
+
+impl Cuda {
+    /// Adds seats for `bytes` bytes of rows. All are as large as the largest batch needs, so that
+    /// none is ever too small and no hole too narrow.
+    pub(super) fn make_seats(&self, count: usize, bytes: usize) -> Result<()> {
+        let made = (0..count).map(|_| self.new_seat(bytes));
+        let made: Vec<Seat> = made.collect::<Result<_>>()?;
+        self.seats
+            .lock()
+            .expect("no thread panics with it")
+            .extend(made);
+        Ok(())
+    }
+
+    fn new_seat(&self, bytes: usize) -> Result<Seat> {
+        Ok(Seat {
+            room: self.arena.take(bytes, Use::Batch)?,
+            slot: self.made.staging.slot(bytes)?,
+            bytes,
+        })
+    }
+
+    /// Rows of the smallest seat that is free and has room for them, or a new one.
+    pub(super) fn rows_of(&self, layout: RowLayout) -> Result<RowsOnDevice> {
+        let mut seats = self.seats.lock().expect("no thread panics with it");
+        let fit = seats.iter().enumerate();
+        let fit = fit.filter(|(_, seat)| seat.bytes >= layout.bytes());
+        let found = fit.min_by_key(|(_, seat)| seat.bytes).map(|(at, _)| at);
+        let seat = match found {
+            Some(at) => seats.swap_remove(at),
+            None => self.new_seat(layout.bytes())?,
+        };
+        Ok(RowsOnDevice {
+            seat: Some(seat),
+            seats: self.seats.clone(),
+            layout,
+            filled: 0,
+            sent: None,
+        })
+    }
 }
 
 /// Where each product of the rows lies: arrays behind one another, each as long as the most rows.

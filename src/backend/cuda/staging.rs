@@ -26,7 +26,6 @@ pub struct Staging {
     up: Stream,
     down: Stream,
     ring: Mutex<Ring>,
-    slots: Mutex<Vec<Slot>>,
 }
 
 #[derive(Debug)]
@@ -45,7 +44,6 @@ struct Ring {
 pub struct Slot {
     pinned: Pinned,
     event: Event,
-    bytes: usize,
     /// What went up before.
     place: Place,
 }
@@ -75,7 +73,6 @@ impl Staging {
                 next: 0,
                 arrived: 0,
             }),
-            slots: Mutex::default(),
         })
     }
 
@@ -136,34 +133,24 @@ impl Staging {
         Ok(())
     }
 
-    /// Makes slots of so many bytes, so that none has to be made later.
-    pub fn make_slots(&self, count: usize, bytes: usize) -> Result<()> {
-        let slots = (0..count).map(|_| self.new_slot(bytes));
-        let slots: Vec<Slot> = slots.collect::<Result<_>>()?;
-        self.slots
-            .lock()
-            .expect("no thread panics with it")
-            .extend(slots);
-        Ok(())
-    }
-
-    fn new_slot(&self, bytes: usize) -> Result<Slot> {
+    pub fn slot(&self, bytes: usize) -> Result<Slot> {
         Ok(Slot {
             pinned: Pinned::new(&self.device, bytes)?,
             event: Event::new(&self.device)?,
-            bytes,
             place: 0,
         })
     }
 
-    /// Sends `bytes` bytes of device memory from `from` on to a slot, as `stream` leaves them.
-    pub fn send_down(&self, stream: &Stream, from: u64, bytes: usize) -> Result<Slot> {
-        let mut slots = self.slots.lock().expect("no thread panics with it");
-        let found = slots.iter().position(|slot| slot.bytes >= bytes);
-        let mut slot = match found {
-            Some(at) => slots.swap_remove(at),
-            None => self.new_slot(bytes)?,
-        };
+    /// Sends `bytes` bytes of device memory from `from` on to a slot that has room for them, as
+    /// `stream` leaves them.
+    pub fn send_down(
+        &self,
+        stream: &Stream,
+        from: u64,
+        bytes: usize,
+        slot: &mut Slot,
+    ) -> Result<()> {
+        slot.place = self.ring().next;
         slot.event.record(stream)?;
         self.down.wait_for(&slot.event)?;
         // SAFETY: the caller names device memory of so many bytes; whoever reads the slot waits
@@ -172,24 +159,22 @@ impl Staging {
             self.down
                 .download(&mut slot.pinned.bytes()[..bytes], from)?
         };
-        slot.event.record(&self.down)?;
-        slot.place = self.ring().next;
-        Ok(slot)
+        slot.event.record(&self.down)
     }
 
-    /// Waits for a slot, reads its bytes, and takes it back.
-    pub fn receive<T>(&self, mut slot: Slot, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        slot.event.wait()?;
-        {
-            let mut ring = self.ring();
-            ring.arrived = ring.arrived.max(slot.place);
-        }
-        let read = read(slot.pinned.bytes());
-        self.slots
-            .lock()
-            .expect("no thread panics with it")
-            .push(slot);
-        Ok(read)
+    /// Waits for what was sent to a slot, and gives its bytes.
+    pub fn receive<'a>(&self, slot: &'a mut Slot) -> Result<&'a [u8]> {
+        slot.wait()?;
+        let mut ring = self.ring();
+        ring.arrived = ring.arrived.max(slot.place);
+        Ok(slot.pinned.bytes())
+    }
+}
+
+impl Slot {
+    /// Until what was sent is here.
+    pub fn wait(&self) -> Result<()> {
+        self.event.wait()
     }
 }
 

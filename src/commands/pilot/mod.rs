@@ -77,7 +77,7 @@ fn pilot_on<B: Backend>(
     let store = Arc::new(TimedStore::new(Arc::new(LocalDisk::new(
         &settings.score.out,
     ))));
-    let set = ScoredSet::open_or_create_in(store.clone(), &setup.job)?;
+    let set = ScoredSet::join_in(store.clone(), &setup.job)?;
     check_arrays(&set)?;
     let shards = chosen(settings, setup, &set)?;
     let wide_k = WIDE_K.min(setup.vocab.scored);
@@ -92,7 +92,9 @@ fn pilot_on<B: Backend>(
         interrupt,
     };
     let mut recorder = Recorder::new(setup, &observed[0], &store, wide_k);
-    let tally = run.score(run.decoders()?, &shards, &mut recorder)?;
+    let decoders = run.decoders()?;
+    set.begin()?;
+    let tally = run.score(decoders, &shards, &mut recorder)?;
     let measured = recorder.measured;
     if tally.interrupted || measured.shards.is_empty() {
         return Ok(unfinished(&tally));

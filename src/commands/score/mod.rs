@@ -34,7 +34,7 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
     )?;
     let devices = Devices::open(settings)?;
     let setup = Setup::new(settings, &devices)?;
-    let set = ScoredSet::open_or_create(&settings.out, &setup.job)?;
+    let set = ScoredSet::join(&settings.out, &setup.job)?;
     let open = set.open_shards()?;
     if setup.demands.iter().all(|demand| demand.rows == 0) {
         progress::note("note: the corpus has no scored position: every loss mask is 0");
@@ -77,6 +77,8 @@ fn pass<B: Backend>(
         interrupt,
     };
     let decoders = run.decoders()?;
+    // Nothing is begun that can't be started.
+    report.set.begin()?;
     report.forecast = Some(Forecast::new(&run)?);
     run.score(decoders, open, &mut NoWatcher)
 }

@@ -1,6 +1,7 @@
 //! The pass over open shards: score one, commit it, go on.
 
 use std::collections::HashSet;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
@@ -145,12 +146,21 @@ impl<'a, B: Backend> Run<'a, B> {
             tokenizer: self.setup.vocab.tokenizer,
         };
         let teacher = &self.setup.teacher.teacher;
-        let decoders = self.backends.iter().map(|backend| {
-            let mut decoder = Decoder::new(backend, teacher, self.setup.limits, vocabulary)?;
+        let limits = self.setup.limits;
+        let decoder = |backend| {
+            let mut decoder = Decoder::new(backend, teacher, limits, vocabulary)?;
             decoder.rehearse(teacher)?;
             Ok(decoder)
-        });
-        decoders.collect()
+        };
+        let decoder = &decoder;
+        thread::scope(|scope| {
+            let threads = self.backends.iter();
+            let threads = threads.map(|backend| scope.spawn(move || decoder(backend)));
+            let threads: Vec<_> = threads.collect();
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        })
     }
 
     /// Scores `shards`, those that other workers commit meanwhile left out.
@@ -213,7 +223,7 @@ impl<'a, B: Backend> Run<'a, B> {
             let threads: Vec<_> = threads.collect();
             let ends = threads.into_iter().map(|thread| thread.join());
             let ends: Vec<Result<()>> = ends
-                .map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
                 .collect();
             ends.into_iter().collect()
         })

@@ -378,13 +378,20 @@ fn plan_memory(
         sequences_max: most.sequences,
         scratch: Cpu::scratch_bytes(inner_max, value_dim) as u64,
     };
+    let free = machine::memory_available().unwrap_or(u64::MAX);
     if let Devices::Cuda(devices) = devices {
         let sizes = [most.length, vocab.tokenizer];
         let (limits, bytes) = devices::plan(devices, &teacher.teacher, &shape, settings, sizes)?;
         let memory = shape.host_memory(&limits, devices.len() as u64);
+        let needed = memory.anonymous() + (2 * devices.len() * bytes.slot) as u64;
+        ensure!(
+            needed <= free,
+            "expected {} of host memory for the rows of a shard on each device, found {} available; a smaller --shard-tokens needs less",
+            text::bytes(needed),
+            text::bytes(free)
+        );
         return Ok((limits, memory, Some(bytes)));
     }
-    let free = machine::memory_available().unwrap_or(u64::MAX);
     let (budget, chunk) = (settings.token_budget, settings.head_chunk);
     let room = free.saturating_sub(shape.weights);
     let limits = shape.limits(budget, chunk, most.length, room);

@@ -64,6 +64,7 @@ struct Model {
 
 static Model model() {
     switch (settings().capability) {
+        case 75: return {40, 65536, 65536};
         case 80: return {108, 167936, 166912};
         case 89: return {142, 102400, 101376};
         case 90: return {132, 233472, 232448};

@@ -48,7 +48,7 @@ enum class Algorithms { Usual, Varying, Refusing, Absent };
 
 // What is pretended, from the environment: see README.md.
 struct Settings {
-    int capability = 90;  // STANDIN_CAPABILITY: 80, 89, 90 or 100
+    int capability = 90;  // STANDIN_CAPABILITY: 75, 80, 89, 90 or 100
     int driver = 13000;   // STANDIN_DRIVER: as cuDriverGetVersion says it
     int devices = 1;      // STANDIN_DEVICES
     size_t memory = size_t(80) << 30;  // STANDIN_MEMORY: bytes of each
