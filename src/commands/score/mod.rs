@@ -47,6 +47,7 @@ pub fn score(settings: &ScoreSettings, interrupt: &Interrupt) -> Result<Outcome>
         forecast: None,
     };
     if open.is_empty() {
+        set.begin()?;
         let remark = "all shards were committed before; nothing to do";
         return report.outcome(&Tally::default(), remark);
     }
