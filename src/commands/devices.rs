@@ -95,12 +95,12 @@ fn first_device(driver: &dyn Fn() -> Result<Driver>) -> Result<()> {
     driver.expect_served(0).context("cuda:0 is not served")
 }
 
-/// Limits that fit every one of `devices`, and what each takes for them.
+/// Limits that fit every one of `devices` with so many logits slices, and what each takes for them.
 ///
 /// # Errors
 /// A teacher that doesn't fit: bytes needed and present.
 pub fn plan(
-    devices: &[Cuda],
+    (devices, slices): (&[Cuda], usize),
     teacher: &Teacher,
     shape: &RunShape,
     settings: &ScoreSettings,
@@ -145,8 +145,10 @@ pub fn plan(
         };
         let planner = devices[0].planner();
         let decoder = Decoder::new(&planner, teacher, limits, vocabulary)?;
-        let bytes = planner.planned(tokens, shape.products.k, shape.batch_table_numbers(&limits));
+        let mut bytes =
+            planner.planned(tokens, shape.products.k, shape.batch_table_numbers(&limits));
         drop(decoder);
+        bytes.buffers += (slices - 1) * slice_bytes(&limits, shape.vocab_scored);
         if bytes.total() <= free {
             return Ok((limits, bytes));
         }
@@ -165,7 +167,7 @@ pub fn plan(
 }
 
 /// Device memory of a logits slice, and of as many reduced rows as ids can be kept of it.
-pub fn slice_bytes(limits: &Limits, vocab: usize) -> usize {
+fn slice_bytes(limits: &Limits, vocab: usize) -> usize {
     const ROW_BYTES: usize = 8 * 1024 + 32;
     (limits.head_chunk + cuda::TILE) * (vocab * size_of::<f32>() + ROW_BYTES)
 }

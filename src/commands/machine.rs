@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use etcetera::BaseStrategy;
 use serde_json::{Value, json};
 
 use crate::backend::cuda::KernelCache;
 use crate::model::{FileHashes, HashCache};
+use crate::progress;
 use crate::store::{FileParts, LocalDisk, Store};
 
 /// Bytes of memory that can be had without pushing anything out: the least of what the system,
@@ -96,6 +98,8 @@ impl UserCache {
 #[derive(Debug)]
 pub struct KernelFolder {
     folder: Option<PathBuf>,
+    /// Whether somebody was told what takes so long.
+    told: AtomicBool,
 }
 
 impl KernelFolder {
@@ -103,13 +107,30 @@ impl KernelFolder {
         let folder = etcetera::choose_base_strategy().ok();
         KernelFolder {
             folder: folder.map(|dirs| dirs.cache_dir().join("kdscore").join("kernels")),
+            told: AtomicBool::new(false),
         }
+    }
+
+    fn tell_once(&self) {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let kept = match &self.folder {
+            Some(folder) => format!(", to be kept in {}", folder.display()),
+            None => String::new(),
+        };
+        progress::note(&format!("compiling kernels{kept}"));
     }
 }
 
 impl KernelCache for KernelFolder {
     fn get(&self, key: &str) -> Option<Vec<u8>> {
-        fs::read(self.folder.as_ref()?.join(key)).ok()
+        let kept = self.folder.as_ref();
+        let kept = kept.and_then(|folder| fs::read(folder.join(key)).ok());
+        if kept.is_none() {
+            self.tell_once();
+        }
+        kept
     }
 
     fn put(&self, key: &str, image: &[u8]) {

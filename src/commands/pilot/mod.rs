@@ -46,9 +46,8 @@ const SWEEP_SHARE: f64 = 0.1;
 pub fn pilot(settings: &PilotSettings, interrupt: &Interrupt) -> Result<Outcome> {
     check_written(settings)?;
     let devices = Devices::open(&settings.score)?;
-    let mut setup = Setup::new(&settings.score, &devices)?;
     // The second reduction has a slice of its own.
-    setup.plan_second_slice();
+    let setup = Setup::with_slices(&settings.score, &devices, 2)?;
     match &devices {
         Devices::Cpu => pilot_on(Cpu, &Cpu::peak_flops, settings, &setup, interrupt),
         Devices::Cuda(devices) => {

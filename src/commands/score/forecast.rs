@@ -25,7 +25,7 @@ pub struct Forecast {
     error: Option<f64>,
     source: &'static str,
     peak_flops: f64,
-    /// As the pilot measured it.
+    /// As the pilot measured it, for as many devices.
     pilot_peak_flops: Option<f64>,
     set_bytes: u64,
 }
@@ -45,7 +45,9 @@ impl Forecast {
         let bytes = run.setup.job.predicted_bytes(&counts, &provenance)?;
         let pilot = pilots_note(run.set, &provenance["device"])?;
         let of_pilot = |key: &str| pilot.as_ref().and_then(|note| note[key].as_f64());
-        let measured = of_pilot("seconds_per_flop");
+        // A pilot measures one device.
+        let devices = run.backends.len() as f64;
+        let measured = of_pilot("seconds_per_flop").map(|of_one| of_one / devices);
         Ok(Forecast {
             seconds_per_flop: measured.unwrap_or(1.0 / (run.peak_flops * MFU_ASSUMED)),
             error: of_pilot("relative_error"),
@@ -54,7 +56,7 @@ impl Forecast {
                 None => "40 % of the peak, assumed",
             },
             peak_flops: run.peak_flops,
-            pilot_peak_flops: of_pilot("peak_flops"),
+            pilot_peak_flops: of_pilot("peak_flops").map(|of_one| of_one * devices),
             set_bytes: bytes.total(),
         })
     }

@@ -47,6 +47,18 @@ impl Setup {
     /// Anything that makes the numbers doubtful, before anything is scored: a broken teacher, ids
     /// it doesn't have, sequences longer than its context, another tokenizer.
     pub fn new(settings: &ScoreSettings, devices: &Devices) -> Result<Setup> {
+        Setup::with_slices(settings, devices, 1)
+    }
+
+    /// With room for so many logits slices and their rows.
+    ///
+    /// # Errors
+    /// As for [`Setup::new`].
+    pub fn with_slices(
+        settings: &ScoreSettings,
+        devices: &Devices,
+        slices: usize,
+    ) -> Result<Setup> {
         let teacher = open_teacher(&settings.teacher, settings.unknown)?;
         let corpus = CorpusReader::open(&settings.corpus)?;
         let vocab = Vocab::new(settings, &teacher, &corpus)?;
@@ -58,7 +70,7 @@ impl Setup {
         let demands = demands(teacher.description(), &corpus, &plan)?;
         let most = Most::of(&plan, &demands, longest);
         let (limits, memory, device_memory) =
-            plan_memory(settings, &teacher, &vocab, most, devices)?;
+            plan_memory(settings, &teacher, &vocab, most, (devices, slices))?;
         let job = Job {
             identity: identity(settings, &teacher, &corpus, &vocab, devices.compute_dtype())?,
             plan,
@@ -86,14 +98,6 @@ impl Setup {
             settings.teacher.display()
         );
         Ok(())
-    }
-
-    /// Room for a second logits slice, and its rows.
-    pub fn plan_second_slice(&mut self) {
-        match &mut self.device_memory {
-            Some(device) => device.buffers += devices::slice_bytes(&self.limits, self.vocab.scored),
-            None => self.memory.logits *= 2,
-        }
     }
 
     /// What memory is planned for, in words.
@@ -365,7 +369,7 @@ fn plan_memory(
     teacher: &OpenTeacher,
     vocab: &Vocab,
     most: Most,
-    devices: &Devices,
+    (devices, slices): (&Devices, usize),
 ) -> Result<(Limits, MemoryPlan, Option<Bytes>)> {
     let description = teacher.description();
     let (inner_max, value_dim) = (description.inner_max(), description.value_dim_max());
@@ -381,7 +385,9 @@ fn plan_memory(
     let free = machine::memory_available().unwrap_or(u64::MAX);
     if let Devices::Cuda(devices) = devices {
         let sizes = [most.length, vocab.tokenizer];
-        let (limits, bytes) = devices::plan(devices, &teacher.teacher, &shape, settings, sizes)?;
+        let shape = &shape;
+        let (limits, bytes) =
+            devices::plan((devices, slices), &teacher.teacher, shape, settings, sizes)?;
         let memory = shape.host_memory(&limits, devices.len() as u64);
         let needed = memory.anonymous() + (2 * devices.len() * bytes.slot) as u64;
         ensure!(
@@ -395,7 +401,8 @@ fn plan_memory(
     let (budget, chunk) = (settings.token_budget, settings.head_chunk);
     let room = free.saturating_sub(shape.weights);
     let limits = shape.limits(budget, chunk, most.length, room);
-    let memory = shape.memory(&limits);
+    let mut memory = shape.memory(&limits);
+    memory.logits *= slices as u64;
     ensure!(
         memory.total() <= free,
         "{}: the teacher doesn't fit: expected {} of memory (weights {}, everything else {}), found {} available; a smaller --token-budget, --head-chunk or --shard-tokens needs less",
