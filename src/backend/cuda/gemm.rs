@@ -304,8 +304,8 @@ impl Gemm {
         });
         let mut kept = Vec::new();
         for found in fit {
-            let serves = |&rows: &usize| self.serves(product, rows, &found.algorithm);
-            if rows_to_try(ROWS_ASKED).iter().all(serves) {
+            let serves = |tiles| self.serves(product, tiles * TILE, &found.algorithm);
+            if (1..=ROWS_ASKED / TILE).all(serves) {
                 kept.push(found.algorithm);
             }
         }
