@@ -413,10 +413,70 @@ impl Rendering<'_> {
         }
     }
 
+    /// The ranges of a `train_detail`, as they stand in what is rendered, and the end of the turn.
+    fn details(&self, turn: &Turn, spans: &mut Vec<Range<usize>>) -> RowResult<()> {
+        let message = &self.chat.messages[turn.message];
+        let content = message["content"].as_str().unwrap_or_default();
+        let parts = self.chat.flags[turn.message].parts.iter();
+        let trained = parts.filter(|p| p.trained).map(|p| &p.span);
+        let edges = trained.clone().flat_map(|s| [s.start, s.end]);
+        let edges: Vec<usize> = edges.chain([content.len()]).collect();
+        let places = self.edges(turn.message, content, &edges)?;
+        for place in places.chunks_exact(2) {
+            let (start, end) = (place[0].max(turn.span.start), place[1].min(turn.span.end));
+            if start < end {
+                spans.push(start..end);
+            }
+        }
+        let behind = places[places.len() - 1].max(turn.span.start);
+        let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets);
+        let mut ends = tokens
+            .filter(|(_, (start, end))| behind <= *start && *end <= turn.span.end)
+            .filter(|(id, span)| self.is_control(**id, span))
+            .map(|(_, (start, _))| *start);
+        let end = match message["tool_calls"].is_array() {
+            true => ends.last().unwrap_or(turn.span.end),
+            false => ends.next().unwrap_or(behind),
+        };
+        if end < turn.span.end {
+            spans.push(end..turn.span.end);
+        }
+        Ok(())
+    }
+
+    /// Where bytes of a message's content stand in what is rendered, whether or not the template
+    /// takes off the white space around it.
+    fn edges(&self, message: usize, content: &str, edges: &[usize]) -> RowResult<Vec<usize>> {
+        let last = content.trim_end_matches(is_space).len();
+        let first = last - content[..last].trim_start_matches(is_space).len();
+        let mut at: Vec<usize> = edges.iter().map(|&edge| edge.clamp(first, last)).collect();
+        at.sort_unstable();
+        at.dedup();
+        let places = self.template.places(self.chat, message, &at, &self.whole)?;
+        let place = |&edge: &usize| {
+            let inner = edge.clamp(first, last);
+            let place = places[at.partition_point(|&a| a < inner)];
+            let text = &self.whole.text;
+            let kept = match edge < inner {
+                true => text[..place].ends_with(&content[..first]),
+                false => text[place..].starts_with(&content[last..]),
+            };
+            match kept {
+                true => place + edge - inner,
+                false => place,
+            }
+        };
+        Ok(edges.iter().map(place).collect())
+    }
+
     /// The turn's span without the parts of its content that are not trained. An untrained last
     /// part takes the end of the turn with it.
     fn without_parts(&self, turn: Turn, spans: &mut Vec<Range<usize>>) -> RowResult<()> {
-        let parts = &self.chat.flags[turn.message].parts;
+        let flags = &self.chat.flags[turn.message];
+        if flags.detailed {
+            return self.details(&turn, spans);
+        }
+        let parts = &flags.parts;
         if parts.iter().all(|p| p.trained) {
             spans.push(turn.span);
             return Ok(());

@@ -12,7 +12,8 @@
 //! | `text` | everything; BOS by the tokenizer where the text brings none, an EOS behind it | TRL, axolotl and LLaMA-Factory the same |
 //! | `segments` (axolotl input_output) | segments with `label: true`; no EOS that isn't written | axolotl encodes segments apart: other ids at their edges |
 //! | `input_ids` with `labels`, `loss_mask`, `completion_mask`, `assistant_masks` | as given | TRL the same; no labels: `--loss all` |
-//! | `weight`, `train`, `loss`, `loss_scale` of a message; `weight`, `train` of a part; `train_detail` | as given; a part or range without a flag follows its message | axolotl, ms-swift, OpenAI the same; fractions are refused |
+//! | `weight`, `train`, `loss`, `loss_scale` of a message; `weight`, `train` of a part | as given; a part without a flag follows its message | axolotl, ms-swift, OpenAI the same; fractions are refused |
+//! | `train_detail` | ranges with `train` true and the end of the turn; of other text nothing, of an empty list no end either | axolotl the same, tokens partly inside too: `--straddle include` |
 //! | a token partly inside | not trained, counted | transformers 5 trains it: `--straddle include` |
 //! | reasoning | with its answer, and only if the template prints it there | TRL and ms-swift train what is left when the template drops it: set `weight` 0 for such turns |
 //!

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, TEACHER, chat};
+use crate::bench::{Bench, PLAIN_CHATML, TEACHER, chat};
 
 /// What is learnt of one row by the fixture's own template.
 fn learnt(row: Value, args: &[&str]) -> String {
@@ -143,6 +143,71 @@ fn parts_of_an_answer_are_trained_apart() {
         "{}",
         ran.stderr
     );
+}
+
+#[test]
+fn details_train_their_ranges_and_the_end_of_the_turn() {
+    let row = |content: &str, ranges: &[(u8, u8, bool)]| {
+        let range = |&(begin, end, train): &(u8, u8, bool)| json!({"begin_offset": begin, "end_offset": end, "train": train});
+        let detail: Vec<Value> = ranges.iter().map(range).collect();
+        json!({"messages": [
+            {"role": "user", "content": "q"}, {"role": "assistant", "content": "so"},
+            {"role": "user", "content": "r"}, {"role": "assistant", "content": content, "train_detail": detail},
+        ]})
+    };
+    let bare = PLAIN_CHATML.replace("m.content", "m.content.strip()");
+    assert_ne!(bare, PLAIN_CHATML);
+    let bench = Bench::new();
+    bench.write("plain.jinja", PLAIN_CHATML);
+    bench.write("bare.jinja", bare);
+    let (plain, bare) = (bench.path("plain.jinja"), bench.path("bare.jinja"));
+    for (content, ranges, kept, stripped) in [
+        ("no. yes!", &[(3, 7, true)][..], " yes!", " yes!"),
+        ("no. yes!", &[(0, 2, true)], "no.", "no."),
+        ("no. yes!", &[(0, 2, true), (3, 7, false)], "no.", "no."),
+        ("no. yes!", &[(0, 1, true), (2, 2, true)], "no.", "no."),
+        ("no. yes!", &[(0, 2, false)], "", ""),
+        (" no.\n", &[(0, 3, true)], " no.", "no."),
+        (" no.\n", &[(3, 4, true)], ".↵", "."),
+        (" no.\n", &[(0, 4, true)], " no.↵", "no."),
+    ] {
+        for (template, own) in [(None, kept), (Some(&plain), kept), (Some(&bare), stripped)] {
+            let flag = template.map(|path| ["--chat-template", path.to_str().unwrap()]);
+            let found = learnt(row(content, ranges), flag.as_ref().map_or(&[], |f| &f[..]));
+            let expected = format!("so<|im_end|>{own}<|im_end|>");
+            assert_eq!(found, expected, "{content} {ranges:?} {template:?}");
+        }
+    }
+    assert_eq!(learnt(row("no. yes!", &[]), &[]), "so<|im_end|>");
+    let mut all = row("no. yes!", &[]);
+    all["messages"][3]["train"] = json!(true);
+    assert_eq!(learnt(all, &[]), "so<|im_end|>no. yes!<|im_end|>");
+}
+
+#[test]
+fn details_leave_what_stands_around_the_content_untrained() {
+    let row = json!({"messages": [{"role": "user", "content": "q"}, {
+        "role": "assistant", "content": "no. yes!", "reasoning_content": "hm",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+        "train_detail": [{"begin_offset": 0, "end_offset": 2, "train": true}],
+    }]});
+    let template = "tests/fixtures/templates/generation.jinja";
+    let template = format!("{}/{template}", env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(learnt(row, &["--chat-template", &template]), "no.");
+}
+
+#[test]
+fn flags_of_other_roles_are_refused_wherever_they_stand() {
+    for message in [
+        json!({"role": "user", "content": "q", "train_detail": [{"begin_offset": 0, "end_offset": 0, "train": true}]}),
+        json!({"role": "user", "content": [{"type": "text", "text": "q", "weight": 1}]}),
+    ] {
+        let row = json!({"messages": [message, {"role": "assistant", "content": "a"}]});
+        assert!(refused(row, &[]).contains("found a user message that asks for it"));
+    }
+    let off = json!({"role": "user", "content": [{"type": "text", "text": "q", "weight": 0}]});
+    let row = json!({"messages": [off, {"role": "assistant", "content": "a"}]});
+    assert_eq!(learnt(row, &[]), "a<|im_end|>");
 }
 
 #[test]

@@ -23,9 +23,12 @@ pub struct TurnFlags {
     pub trained: Option<bool>,
     /// Rising, not overlapping.
     pub parts: Vec<PartFlag>,
+    /// The parts are those of a `train_detail`: they cover the content, and what the template
+    /// prints around it is not trained but for the end of the turn, which always is.
+    pub detailed: bool,
 }
 
-/// Takes the flags out of a message.
+/// Takes the flags out of a message; `parts` are those of the parts of its content.
 ///
 /// # Errors
 /// Flags that contradict each other, a weight between 0 and 1, a flag on a message that is not
@@ -34,30 +37,45 @@ pub fn take_flags(
     place: &str,
     role: &str,
     message: &mut Map<String, Value>,
+    parts: Vec<PartFlag>,
 ) -> RowResult<TurnFlags> {
-    let trained = part_flag(place, message)?;
-    if trained == Some(true) && role != "assistant" {
-        return Err(RowProblem::unusable(format!(
-            "{place}: expected only the assistant's messages to be trained, found a {role} message that asks for it; \
-             take its flag out, or give it the role with --roles"
-        )));
-    }
-    let detail = message.shift_remove("train_detail");
-    let content = message
-        .get("content")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let parts = match detail {
-        None => Vec::new(),
-        Some(Value::Array(list)) => details(&format!("{place}.train_detail"), &list, content)?,
-        Some(other) => {
+    let mut flags = TurnFlags {
+        trained: part_flag(place, message)?,
+        parts,
+        detailed: false,
+    };
+    match message.shift_remove("train_detail").unwrap_or_default() {
+        Value::Null => {}
+        // No range is trained, unless the message's own flag says that all of it is.
+        Value::Array(list) if list.is_empty() => {
+            flags.trained.get_or_insert(false);
+        }
+        Value::Array(_) if !flags.parts.is_empty() => {
+            return Err(RowProblem::unusable(format!(
+                "{place}: expected train_detail or flags on parts, found both"
+            )));
+        }
+        Value::Array(list) => {
+            let content = message.get("content").and_then(Value::as_str);
+            let place = format!("{place}.train_detail");
+            flags.parts = details(&place, &list, content.unwrap_or_default())?;
+            flags.detailed = true;
+        }
+        other => {
             return Err(RowProblem::unusable(format!(
                 "{place}.train_detail: expected a list, found {}",
                 kind(&other)
             )));
         }
-    };
-    Ok(TurnFlags { trained, parts })
+    }
+    let asks = flags.trained == Some(true) || flags.parts.iter().any(|p| p.trained);
+    if asks && role != "assistant" {
+        return Err(RowProblem::unusable(format!(
+            "{place}: expected only the assistant's messages to be trained, found a {role} message that asks for it; \
+             take its flag out, or give it the role with --roles"
+        )));
+    }
+    Ok(flags)
 }
 
 /// The one flag a message or part has, under whatever name.
@@ -93,7 +111,8 @@ pub fn part_flag(place: &str, object: &mut Map<String, Value>) -> RowResult<Opti
     Ok(found.map(|(_, flag)| flag))
 }
 
-/// `{begin_offset, end_offset, train}`, in characters, the end included.
+/// `{begin_offset, end_offset, train}`, in characters, the end included; what lies between them is
+/// not trained.
 fn details(place: &str, list: &[Value], content: &str) -> RowResult<Vec<PartFlag>> {
     let bytes: Vec<usize> = content
         .char_indices()
@@ -117,12 +136,24 @@ fn details(place: &str, list: &[Value], content: &str) -> RowResult<Vec<PartFlag
                 bytes.len() - 1
             )));
         }
-        found.push(PartFlag {
-            span: bytes[begin]..bytes[end + 1],
-            trained,
-        });
+        let span = bytes[begin]..bytes[end + 1];
+        if last < span.start {
+            found.push(untrained(last..span.start));
+        }
+        found.push(PartFlag { span, trained });
+    }
+    let last = found.last().map_or(0, |f| f.span.end);
+    if last < content.len() {
+        found.push(untrained(last..content.len()));
     }
     Ok(found)
+}
+
+fn untrained(span: Range<usize>) -> PartFlag {
+    PartFlag {
+        span,
+        trained: false,
+    }
 }
 
 #[cfg(test)]
@@ -132,7 +163,7 @@ mod tests {
 
     fn flags(message: Value) -> Result<TurnFlags, String> {
         let mut message = message.as_object().unwrap().clone();
-        take_flags("m", "assistant", &mut message).map_err(|p| p.message)
+        take_flags("m", "assistant", &mut message, Vec::new()).map_err(|p| p.message)
     }
 
     #[test]
@@ -163,21 +194,51 @@ mod tests {
             let found = flags(message).unwrap_err();
             assert!(found.contains(says), "{found}");
         }
-        let mut user = json!({"train": true}).as_object().unwrap().clone();
-        assert!(take_flags("m", "user", &mut user).is_err());
+    }
+
+    #[test]
+    fn only_the_assistants_messages_ask_to_be_trained() {
+        let range = |train: bool| json!([{"begin_offset": 0, "end_offset": 0, "train": train}]);
+        for (asks, message) in [
+            (true, json!({"train": true})),
+            (true, json!({"content": "ab", "train_detail": range(true)})),
+            (false, json!({"weight": 0})),
+            (
+                false,
+                json!({"content": "ab", "train_detail": range(false)}),
+            ),
+            (false, json!({"content": "ab", "train_detail": []})),
+            (false, json!({"content": "ab", "train_detail": null})),
+        ] {
+            let mut message = message.as_object().unwrap().clone();
+            let found = take_flags("m", "user", &mut message, Vec::new());
+            assert_eq!(found.is_err(), asks, "{found:?}");
+        }
+        let part = PartFlag {
+            span: 0..1,
+            trained: true,
+        };
+        assert!(take_flags("m", "tool", &mut Map::new(), vec![part]).is_err());
     }
 
     #[test]
     fn details_are_characters_with_their_end() {
-        let found = flags(json!({"content": "é東c", "train_detail": [
-            {"begin_offset": 0, "end_offset": 0, "train": false}, {"begin_offset": 1, "end_offset": 2, "train": true},
-        ]}));
+        let found = flags(json!({"content": "é東cde", "train_detail": [
+            {"begin_offset": 1, "end_offset": 2, "train": true}, {"begin_offset": 3, "end_offset": 3, "train": true},
+        ]})).unwrap();
+        assert!(found.detailed);
         let spans: Vec<_> = found
-            .unwrap()
             .parts
             .into_iter()
             .map(|p| (p.span, p.trained))
             .collect();
-        assert_eq!(spans, [(0..2, false), (2..6, true)]);
+        let expected = [(0..2, false), (2..6, true), (6..7, true), (7..8, false)];
+        assert_eq!(spans, expected);
+        let empty = |message: Value| flags(message).unwrap().trained;
+        assert_eq!(empty(json!({"train_detail": []})), Some(false));
+        assert_eq!(
+            empty(json!({"train_detail": [], "train": true})),
+            Some(true)
+        );
     }
 }

@@ -137,15 +137,7 @@ impl Chat {
             let parts = std::mem::take(parts);
             part_flags = self.spread_parts(place, &role, parts, &mut message)?;
         }
-        let mut flags = take_flags(place, &role, &mut message)?;
-        if !part_flags.is_empty() {
-            if !flags.parts.is_empty() {
-                return Err(RowProblem::unusable(format!(
-                    "{place}: expected train_detail or flags on parts, found both"
-                )));
-            }
-            flags.parts = part_flags;
-        }
+        let flags = take_flags(place, &role, &mut message, part_flags)?;
         // A message that held nothing but tool results has become those.
         if message.len() == 1 && self.messages.len() > before {
             return Ok(());
