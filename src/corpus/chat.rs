@@ -10,15 +10,17 @@ use serde_json::Value;
 
 use super::encode::TokenisedRow;
 use super::problem::{Reason, RowProblem, RowResult, quoted};
-use super::remarks::{note_answers, note_dropped, note_others, note_straddlers};
+use super::remarks::{
+    note_answers, note_arguments, note_completion, note_dropped, note_others, note_straddlers,
+};
 use super::rows::Chat;
 use super::rules::{LossRule, Straddle};
 use super::spans::{all_trained, span_mask};
 use super::template::{ChatTemplate, ChatValues, Rendered, Until, is_space};
 use super::tokenizer::{Encoded, TextTokenizer};
-use super::written::{check_control_tokens, check_written};
+use super::written::{Learnt, check_control_tokens};
 
-/// Bytes of an answer that no header begins with.
+/// Bytes of an answer that a header begins with only if the answer stands behind it again.
 const NO_HEADER: usize = 24;
 
 /// The user's choices about chats.
@@ -93,7 +95,11 @@ pub fn encode_chat(
     let mut findings = Vec::new();
     let masked = match rules.loss {
         LossRule::All => {
-            check_written(chat, &trained, &rendering.whole.text)?;
+            let turn = Turn {
+                message: 0,
+                span: 0..rendering.whole.text.len(),
+            };
+            rendering.check_written(&trained, &[turn], true)?;
             all_trained(&rendering.encoded)
         }
         _ => {
@@ -112,6 +118,10 @@ pub fn encode_chat(
     );
     note_dropped(chat, &rendering.whole.text, &mut findings);
     note_answers(chat, &trained, &mut findings);
+    note_arguments(chat, &rendering.whole.text, &mut findings);
+    if rules.loss == LossRule::Completion {
+        note_completion(chat, &mut findings);
+    }
     Ok(TokenisedRow {
         tokens: rendering.encoded.ids,
         loss_mask: masked.loss_mask,
@@ -216,8 +226,13 @@ fn trained_turns(chat: &Chat, loss: LossRule) -> RowResult<Vec<usize>> {
 
 impl Rendering<'_> {
     fn trained_spans(&self, trained: &[usize], loss: LossRule) -> RowResult<Vec<Range<usize>>> {
+        let answers = self.chat.assistant_turns().count();
+        let mut shared = false;
         let turns = match &self.whole.generated {
-            Some(blocks) => self.turns_of_blocks(blocks, trained, loss)?,
+            Some(blocks) => {
+                shared = blocks.len() != answers;
+                self.turns_of_blocks(blocks, trained, loss)?
+            }
             None => {
                 let turn = |&i: &usize| {
                     Ok(Turn {
@@ -228,16 +243,26 @@ impl Rendering<'_> {
                 trained.iter().map(turn).collect::<RowResult<Vec<_>>>()?
             }
         };
-        let learnt: Vec<&str> = turns
-            .iter()
-            .map(|t| &self.whole.text[t.span.clone()])
-            .collect();
-        check_written(self.chat, trained, &learnt.join("\u{0}"))?;
+        self.check_written(trained, &turns, shared)?;
         let mut spans = Vec::new();
         for turn in turns {
             self.without_parts(turn, &mut spans)?;
         }
         Ok(spans)
+    }
+
+    /// `shared`: the turns stand for all answers alike.
+    fn check_written(&self, trained: &[usize], turns: &[Turn], shared: bool) -> RowResult<()> {
+        let spans: Vec<_> = turns.iter().map(|t| (t.message, t.span.clone())).collect();
+        let learnt = Learnt {
+            template: self.template,
+            chat: self.chat,
+            whole: &self.whole,
+            trained,
+            spans: &spans,
+            shared,
+        };
+        learnt.check()
     }
 
     /// One block is one answer where there are as many of them. Where there are not, the blocks
@@ -336,9 +361,9 @@ impl Rendering<'_> {
         let rest = self.whole.text[start..].trim_start_matches(is_space);
         let bare = first.trim_matches(is_space);
         let begins = rest.starts_with(bare);
-        // Most answers begin right there, and that costs no render. A short one may only look like
-        // the beginning of a header.
-        if begins && bare.len() >= NO_HEADER {
+        // Most answers begin right there, and that costs no render. A short one, or one that stands
+        // there once more, may only look like the beginning of a header.
+        if begins && bare.len() >= NO_HEADER && !rest[bare.len()..].contains(bare) {
             return Ok(());
         }
         let without = self.template.render(&self.values, Until::First(turn))?;

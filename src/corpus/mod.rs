@@ -8,7 +8,7 @@
 //! | `conversations` (ShareGPT) | every `gpt` and `function_call` turn | LLaMA-Factory the same |
 //! | `instruction`, `input`, `output`, `history` (alpaca) | the output and the answers of `history` | LLaMA-Factory the same, with `mask_history` the output alone: `--loss last-assistant`; axolotl prints the Alpaca prompt instead of a chat: give that as `--chat-template` |
 //! | `conversation` of `human`, `assistant`; `query`, `response` | every answer | ms-swift the same |
-//! | `prompt`, `completion` | the completion and an EOS behind it | TRL the same; the prompt too: `--loss all` |
+//! | `prompt`, `completion` | the completion and an EOS; of messages, its answers | TRL the same, but of messages all behind the prompt, other roles, headers and the line end behind the last end token too; the prompt too: `--loss all` |
 //! | `text` | everything; BOS by the tokenizer where the text brings none, an EOS behind it | TRL, axolotl and LLaMA-Factory the same |
 //! | `segments` (axolotl input_output) | segments with `label: true`; no EOS that isn't written | axolotl encodes segments apart: other ids at their edges |
 //! | `input_ids` with `labels`, `loss_mask`, `completion_mask`, `assistant_masks` | as given | TRL the same; no labels: `--loss all` |

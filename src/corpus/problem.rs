@@ -71,6 +71,10 @@ pub enum Lint {
     MissingEos,
     /// A message that is not the assistant's inside a generation block.
     OthersTrained,
+    /// A message that is not the assistant's in a completion.
+    OthersInCompletion,
+    /// Arguments of a tool call given as JSON text, which the template prints in another form.
+    ArgumentsReprinted,
     /// A control token written out in a plain text, prompt or completion.
     ControlTokenInText,
     /// A message whose text does not occur in what the template rendered.
@@ -86,11 +90,13 @@ pub enum Lint {
 }
 
 impl Lint {
-    pub const ALL: [Lint; 10] = [
+    pub const ALL: [Lint; 12] = [
         Lint::Straddler,
         Lint::MissingBos,
         Lint::MissingEos,
         Lint::OthersTrained,
+        Lint::OthersInCompletion,
+        Lint::ArgumentsReprinted,
         Lint::ControlTokenInText,
         Lint::DroppedByTemplate,
         Lint::EndNotTrained,
@@ -105,6 +111,8 @@ impl Lint {
             Lint::MissingBos => "missing_bos",
             Lint::MissingEos => "missing_eos",
             Lint::OthersTrained => "other_roles_trained",
+            Lint::OthersInCompletion => "other_roles_in_completion",
+            Lint::ArgumentsReprinted => "arguments_reprinted",
             Lint::ControlTokenInText => "control_tokens_in_text",
             Lint::DroppedByTemplate => "dropped_by_template",
             Lint::EndNotTrained => "end_not_trained",
@@ -125,6 +133,13 @@ impl Lint {
             Lint::OthersTrained => {
                 "messages of other roles are trained, for the template's generation blocks hold them; \
                  give a template with blocks around answers alone"
+            }
+            Lint::OthersInCompletion => {
+                "messages of completions are not the assistant's, and not trained; TRL trains all behind the prompt"
+            }
+            Lint::ArgumentsReprinted => {
+                "arguments of tool calls are printed in another form than the JSON text they are given as; \
+                 --tool-arguments as-given hands that text to the template"
             }
             Lint::ControlTokenInText => "texts hold a control token, written out",
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",

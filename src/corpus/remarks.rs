@@ -144,6 +144,40 @@ pub fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Messages of a completion that TRL trains, and this tool does not.
+pub fn note_completion(chat: &Chat, findings: &mut Vec<Finding>) {
+    let Some(from) = chat.completion else {
+        return;
+    };
+    let behind = chat.messages.iter().enumerate().skip(from);
+    let mut others = behind.filter(|(_, m)| m["role"] != "assistant");
+    if let Some((i, first)) = others.next() {
+        findings.push(Finding {
+            lint: Lint::OthersInCompletion,
+            count: 1 + others.count() as u64,
+            example: format!(
+                "message {i} of role {}",
+                first["role"].as_str().unwrap_or_default()
+            ),
+        });
+    }
+}
+
+/// Arguments that the template would print in the form they are given in, if it were given it.
+pub fn note_arguments(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
+    let printed = |(given, printed): &&(String, String)| {
+        rendered.contains(printed) && !rendered.contains(given)
+    };
+    let mut found = chat.reprinted.iter().filter(printed);
+    if let Some((given, _)) = found.next() {
+        findings.push(Finding {
+            lint: Lint::ArgumentsReprinted,
+            count: 1 + found.count() as u64,
+            example: quoted(given),
+        });
+    }
+}
+
 /// Trained answers that are empty or look cut.
 pub fn note_answers(chat: &Chat, trained: &[usize], findings: &mut Vec<Finding>) {
     let text = |i: usize| {

@@ -211,6 +211,61 @@ fn flags_of_other_roles_are_refused_wherever_they_stand() {
 }
 
 #[test]
+fn calls_in_messages_of_their_own_have_an_empty_content() {
+    let bench = Bench::new();
+    bench.write("t.jinja", "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content.lstrip() }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}|{% endgeneration %}{% else %}{{ m.content }}|{% endif %}{% endfor %}");
+    let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
+    for row in [
+        json!({"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": call}]}),
+        json!({"messages": [{"role": "user", "content": "q"}, {"role": "tool_call", "content": call}]}),
+    ] {
+        let template = bench.path("t.jinja");
+        let args = ["--chat-template", template.to_str().unwrap()];
+        assert_eq!(learnt(row, &args), format!("{call}|"));
+    }
+}
+
+#[test]
+fn other_roles_in_a_completion_are_counted() {
+    let prompt = json!([{"role": "user", "content": "q"}]);
+    let completion =
+        chat(&[("assistant", "a"), ("user", "r"), ("assistant", "b")])["messages"].clone();
+    let row = |completion: Value| json!({"prompt": prompt, "completion": completion});
+    let bench = Bench::new();
+    let facts = bench.prepared(&[row(completion)], &[]);
+    assert_eq!(bench.trained(), ["a<|im_end|>b<|im_end|>"]);
+    assert_eq!(facts["lint"]["other_roles_in_completion"], 1);
+    let example = facts["first_examples"]["other_roles_in_completion"].as_str();
+    assert_eq!(example, Some("rows.jsonl:1: message 2 of role user"));
+    let answer = chat(&[("assistant", "a")])["messages"].clone();
+    let facts = Bench::new().prepared(&[row(answer)], &[]);
+    assert_eq!(facts["lint"]["other_roles_in_completion"], 0);
+}
+
+#[test]
+fn arguments_printed_in_another_form_are_counted() {
+    let bench = Bench::new();
+    bench.write("t.jinja", "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% generation %}{% for c in m.tool_calls %}{% set a = c.function.arguments %}{{ c.function.name }}{{ a if a is string else a | tojson }}{% endfor %}|{% endgeneration %}{% else %}{{ m.content }}|{% endif %}{% endfor %}");
+    let template = bench.path("t.jinja");
+    let template = ["--chat-template", template.to_str().unwrap()];
+    let found = |arguments: &str, more: &[&str]| {
+        let row = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "",
+            "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]});
+        let facts = Bench::new().prepared(&[row], &[&template, more].concat());
+        facts["lint"]["arguments_reprinted"].as_u64()
+    };
+    assert_eq!(found(r#"{"é":[1,2.50],"b":{}}"#, &[]), Some(1));
+    assert_eq!(found(r#"{"é": [1, 2.5], "b": {}}"#, &[]), Some(0));
+    assert_eq!(
+        found(
+            r#"{"é":[1,2.50],"b":{}}"#,
+            &["--tool-arguments", "as-given"]
+        ),
+        Some(0)
+    );
+}
+
+#[test]
 fn segments_say_what_is_trained() {
     let row = json!({"segments": [
         {"label": false, "text": "<|bos|>Q: hi\n"}, {"label": true, "text": "A: yo<|im_end|>"}, {"label": false, "text": "\nQ: bye\n"}, {"label": true, "text": "A: ok"},

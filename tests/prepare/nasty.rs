@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, TEACHER, chat};
+use crate::bench::{Bench, PLAIN_CHATML, TEACHER, chat};
 
 /// A template that prints tool calls and reasoning, with generation blocks.
 const TALKER: &str = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}\
@@ -421,4 +421,119 @@ fn case_25_tokenizers_that_differ_in_one_token_have_two_fingerprints() {
         ours.encode_rendered("a <think>").unwrap(),
         theirs.encode_rendered("a <think>").unwrap()
     );
+}
+
+/// Prints reasoning of the last answer alone, as most models that think have it.
+const LAST_THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set c = m.content %}\
+    {% if m.role == 'assistant' %}{% generation %}{% if loop.last and m.reasoning_content is defined %}<think>{{ m.reasoning_content.strip('\n') }}</think>{% endif %}\
+    {{ c if loop.last else c.split('</think>')[-1] }}<|im_end|>{% endgeneration %}{% else %}{{ c }}<|im_end|>{% endif %}\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn refused_by(template: &str, rows: &Value, more: &[&str]) -> Option<String> {
+    let bench = Bench::new();
+    bench.write("t.jinja", template);
+    bench.write_rows("rows.jsonl", std::slice::from_ref(rows));
+    let args = [
+        "--data",
+        "rows.jsonl",
+        "--tokenizer",
+        TEACHER,
+        "--chat-template",
+        "t.jinja",
+    ];
+    let ran = bench.prepare(&[&args, more].concat());
+    (ran.code != 0).then_some(ran.stderr)
+}
+
+#[test]
+fn calls_that_the_template_drops_are_missed_whatever_the_answers_say() {
+    let row = |content: &str, arguments: Value| {
+        json!({"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": content,
+            "tool_calls": [{"type": "function", "function": {"name": "rain", "arguments": arguments}}]}]})
+    };
+    let says = "expected every trained tool call in what the chat template renders";
+    let spoken = row(
+        "I will call rain for Oslo, the city",
+        json!({"city": "Oslo"}),
+    );
+    for loss in ["assistant", "all"] {
+        let found = refused_by(PLAIN_CHATML, &spoken, &["--loss", loss]).unwrap();
+        assert!(found.contains(says), "{found}");
+    }
+    let printed = |arguments: &str| {
+        let call = format!(
+            "{{{{ m.content }}}}{{% for c in m.tool_calls or [] %}}{{{{ c.function.name }}}} {arguments}{{% endfor %}}"
+        );
+        PLAIN_CHATML.replace("{{ m.content }}", &call)
+    };
+    let numbers = row(
+        "rain: n 4 and x true",
+        json!({"n": 4, "x": true, "o": [{"f": 2.50}]}),
+    );
+    let json = printed("{{ c.function.arguments | tojson }}");
+    let python = printed("{{ c.function.arguments }}");
+    let keys = printed("{% for k in c.function.arguments %}{{ k }} {% endfor %}");
+    for good in [&json, &python] {
+        for row in [&spoken, &numbers] {
+            assert_eq!(refused_by(good, row, &[]), None, "{good}");
+        }
+    }
+    let number = row("rain: n 4", json!({"n": 4}));
+    for (row, says) in [(&spoken, "\"Oslo\""), (&number, "\"4\"")] {
+        let found = refused_by(&keys, row, &[]).unwrap();
+        let says = format!(
+            "argument of a tool call in what the chat template renders as the answer, found {says} left out"
+        );
+        assert!(found.contains(&says), "{found}");
+    }
+    // A template that does something else for the marked call leaves the texts to be read.
+    let only_rain = json.replace(
+        "{{ c.function.name }}",
+        "{{ 'rain' if c.function.name == 'rain' else 'other' }}",
+    );
+    assert_eq!(refused_by(&only_rain, &spoken, &[]), None);
+}
+
+#[test]
+fn reasoning_that_the_template_drops_is_missed_though_another_answer_says_the_same() {
+    let turns = |first: Value, last: &str| {
+        json!({"messages": [
+            {"role": "user", "content": "2 + 2?"}, first,
+            {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": last},
+        ]})
+    };
+    let apart = json!({"role": "assistant", "reasoning_content": "Two twos", "content": "4."});
+    let inline = json!({"role": "assistant", "content": "<think>Two twos</think>4."});
+    for (row, left) in [
+        (turns(apart, "Two twos make 4."), "\"Two twos\""),
+        (
+            turns(inline, "<think>Two twos</think>4."),
+            "\"<think>Two twos</think>4.\"",
+        ),
+    ] {
+        for loss in ["assistant", "all"] {
+            let found = refused_by(LAST_THINKS, &row, &["--loss", loss]).unwrap();
+            assert!(found.contains(&format!("found {left} left out")), "{found}");
+        }
+        assert_eq!(
+            refused_by(LAST_THINKS, &row, &["--loss", "last-assistant"]),
+            None
+        );
+    }
+    let own = json!({"messages": [{"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "reasoning_content": "\nTwo twos\n", "content": "4."}]});
+    for loss in ["assistant", "all"] {
+        assert_eq!(refused_by(LAST_THINKS, &own, &["--loss", loss]), None);
+    }
+}
+
+#[test]
+fn a_header_that_reads_like_the_answer_is_not_learnt() {
+    let header = "what the assistant answers:";
+    let template = format!(
+        "{{% for m in messages %}}{{% if m.role == 'assistant' %}}{header}\n{{% else %}}q:\n{{% endif %}}{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
+    );
+    let row = chat(&[("user", "q"), ("assistant", header)]);
+    let found = refused_by(&template, &row, &[]).unwrap();
+    assert!(found.contains("so the header would be trained"), "{found}");
 }

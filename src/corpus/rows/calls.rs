@@ -1,5 +1,9 @@
 //! Tool calls and tool schemas.
 
+use std::io::{Result, Write};
+
+use serde::Serialize;
+use serde_json::ser::{Formatter, Serializer};
 use serde_json::{Value, json};
 
 use crate::corpus::json::{kind, parse_strict};
@@ -59,11 +63,17 @@ fn parse_text(place: &str, value: &mut Value) -> RowResult<()> {
     Ok(())
 }
 
-/// Arguments as JSON text and as an object render differently; templates mean the object.
+/// Arguments as JSON text and as an object render differently; templates mean the object. Texts
+/// that Python's printer of JSON would have written in another way go into `reprinted`.
 ///
 /// # Errors
 /// Calls that are not objects with a name, or arguments that are no JSON object.
-pub fn check_calls(place: &str, calls: &mut Value, rules: &RowRules) -> RowResult<()> {
+pub fn check_calls(
+    place: &str,
+    calls: &mut Value,
+    rules: &RowRules,
+    reprinted: &mut Vec<(String, String)>,
+) -> RowResult<()> {
     let Value::Array(list) = calls else {
         return Err(RowProblem::unusable(format!(
             "{place}.tool_calls: expected a list, found {}",
@@ -88,6 +98,10 @@ pub fn check_calls(place: &str, calls: &mut Value, rules: &RowRules) -> RowResul
         let found = match parse_strict(text) {
             Ok(Value::Object(_)) if rules.arguments_as_given => continue,
             Ok(object @ Value::Object(_)) => {
+                let printed = python_json(&object);
+                if printed != *text {
+                    reprinted.push((text.clone(), printed));
+                }
                 holder.insert("arguments".into(), object);
                 continue;
             }
@@ -99,6 +113,33 @@ pub fn check_calls(place: &str, calls: &mut Value, rules: &RowRules) -> RowResul
         )));
     }
     check_numbers(place, calls)
+}
+
+/// JSON as Python prints it, and templates with it.
+fn python_json(value: &Value) -> String {
+    let mut bytes = Vec::new();
+    let mut printer = Serializer::with_formatter(&mut bytes, Spaced);
+    value
+        .serialize(&mut printer)
+        .expect("a Vec takes every write");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A space behind each comma and colon.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> Result<()> {
+        out.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> Result<()> {
+        out.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> Result<()> {
+        out.write_all(b": ")
+    }
 }
 
 /// A call written as JSON text: one object or a list of them, each with name and arguments.

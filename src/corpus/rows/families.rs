@@ -59,6 +59,8 @@ fn turn(place: &str, mut message: Map<String, Value>, rules: &RowRules) -> RowRe
     let mut made = Map::new();
     made.insert("role".into(), role.into());
     if from == "function_call" {
+        // Many templates can't print a message without content.
+        made.insert("content".into(), "".into());
         made.insert("tool_calls".into(), calls_of_text(place, &value)?);
     } else {
         made.insert("content".into(), value.into());

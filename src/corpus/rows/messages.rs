@@ -21,7 +21,8 @@ const MESSAGE_KEYS: [&str; 8] = [
     "tool_calls",
     "tool_call_id",
 ];
-const REASONING_KEYS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+/// Names a message's reasoning goes by.
+pub const REASONING_KEYS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Columns that change what the template renders or what is trained. They are not read, and
 /// leaving them out silently would give another chat than the row means.
 const REFUSED_COLUMNS: [&str; 7] = [
@@ -46,6 +47,8 @@ pub struct Chat {
     pub template_kwargs: Vec<(String, Value)>,
     /// For rows of prompt and completion: index of the completion's first message.
     pub completion: Option<usize>,
+    /// Arguments of tool calls given as JSON text, and that text as JSON is printed.
+    pub reprinted: Vec<(String, String)>,
 }
 
 impl Chat {
@@ -142,7 +145,7 @@ impl Chat {
         if message.len() == 1 && self.messages.len() > before {
             return Ok(());
         }
-        check_keys(place, &mut message, rules)?;
+        check_keys(place, &mut message, rules, &mut self.reprinted)?;
         if is_call && self.takes_calls(&flags) {
             let calls = message.shift_remove("tool_calls").unwrap_or_default();
             self.add_calls(calls);
@@ -329,6 +332,8 @@ fn take_tool_role(
         "tool_call" => {
             let text = take_string(message, "content").map_err(|p| p.at(place))?;
             message.insert("role".into(), "assistant".into());
+            // Many templates can't print a message without content.
+            message.insert("content".into(), "".into());
             message.insert("tool_calls".into(), calls_of_text(place, &text)?);
             Ok(true)
         }
@@ -368,7 +373,12 @@ fn take_role(place: &str, message: &mut Map<String, Value>, rules: &RowRules) ->
 }
 
 /// What a message may hold when its flags are taken.
-fn check_keys(place: &str, message: &mut Map<String, Value>, rules: &RowRules) -> RowResult<()> {
+fn check_keys(
+    place: &str,
+    message: &mut Map<String, Value>,
+    rules: &RowRules,
+    reprinted: &mut Vec<(String, String)>,
+) -> RowResult<()> {
     if let Some(unknown) = message.keys().find(|k| !MESSAGE_KEYS.contains(&k.as_str())) {
         return Err(RowProblem::unusable(format!(
             "{place}: expected the keys {}, found {}; {}",
@@ -401,7 +411,7 @@ fn check_keys(place: &str, message: &mut Map<String, Value>, rules: &RowRules) -
         Some(Value::Array(calls)) if calls.is_empty() => {
             message.shift_remove("tool_calls");
         }
-        Some(calls) => return check_calls(place, calls, rules),
+        Some(calls) => return check_calls(place, calls, rules, reprinted),
     }
     if message.get("content").is_none_or(Value::is_null) {
         return Err(RowProblem::unusable(format!(

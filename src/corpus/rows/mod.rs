@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use super::json::{kind, shown};
 use super::problem::{RowProblem, RowResult};
 use super::rules::{Format, RowRules};
-pub use messages::Chat;
+pub use messages::{Chat, REASONING_KEYS};
 pub use segments::Segments;
 pub use tokens::TokenRow;
 
