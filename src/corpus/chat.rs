@@ -460,7 +460,7 @@ impl Rendering<'_> {
             .filter(|(id, span)| self.is_control(**id, span))
             .map(|(_, (start, _))| *start);
         let end = match message["tool_calls"].is_array() {
-            true => ends.last().unwrap_or(turn.span.end),
+            true => ends.next_back().unwrap_or(turn.span.end),
             false => ends.next().unwrap_or(behind),
         };
         if end < turn.span.end {
