@@ -1,10 +1,12 @@
 //! The template engine, made to answer as Jinja under transformers does.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
 
 use super::date::TemplateDate;
+use super::held::{HELD, charge_bytes, charge_items, held};
+use super::print::BYTES_OF_ITEM;
 use super::range::Range;
 use super::{methods, print, python};
 
@@ -45,41 +47,47 @@ pub fn environment(date: Option<TemplateDate>) -> Environment<'static> {
 }
 
 fn add_filters(env: &mut Environment<'static>) {
-    env.add_filter(LOOPED, looped);
+    env.add_filter(LOOPED, |state: &State, value: &Value| {
+        held(state, &looped(state, value)?)
+    });
+    env.add_filter(HELD, held);
     env.add_filter("tojson", python::tojson);
-    env.add_filter("string", |value: &Value| print::text(value));
+    env.add_filter("string", print::text);
     env.add_filter("trim", trim);
-    env.add_filter("upper", |value: &Value| {
-        print::text(value).map(|s| s.to_uppercase())
+    env.add_filter("upper", |state: &State, value: &Value| {
+        print::text(state, value).map(|s| s.to_uppercase())
     });
-    env.add_filter("lower", |value: &Value| {
-        print::text(value).map(|s| s.to_lowercase())
+    env.add_filter("lower", |state: &State, value: &Value| {
+        print::text(state, value).map(|s| s.to_lowercase())
     });
-    env.add_filter("capitalize", |value: &Value| {
-        methods::capitalize(&print::text(value)?)
+    env.add_filter("capitalize", |state: &State, value: &Value| {
+        methods::capitalize(&print::text(state, value)?)
     });
     env.add_filter("title", title);
     env.add_filter("join", join);
-    env.add_filter("list", |value: &Value| {
-        Ok::<_, Error>(looped(value)?.try_iter()?.collect::<Value>())
+    env.add_filter("list", |state: &State, value: &Value| {
+        let list = held(state, &looped(state, value)?)?;
+        Ok::<_, Error>(list.try_iter()?.collect::<Value>())
     });
-    env.add_filter("first", |value: &Value| {
+    env.add_filter("first", |state: &State, value: &Value| {
         Ok::<_, Error>(
-            looped(value)?
+            looped(state, value)?
                 .try_iter()?
                 .next()
                 .unwrap_or(Value::UNDEFINED),
         )
     });
-    env.add_filter("last", |value: &Value| filters::last(looped(value)?));
+    env.add_filter("last", |state: &State, value: &Value| {
+        filters::last(held(state, &looped(state, value)?)?)
+    });
     env.add_filter("sort", sort);
     env.add_filter("unique", |state: &State, value: &Value, kwargs: Kwargs| {
-        filters::unique(state, looped(value)?, kwargs)
+        filters::unique(state, held(state, &looped(state, value)?)?, kwargs)
     });
     env.add_filter(
         "sum",
         |state: &mut State, value: &Value, args: Rest<Value>| {
-            looped(value)?;
+            looped(state, value)?;
             let _ = (&state, &args);
             Err::<Value, _>(fail("the filter sum is not known here"))
         },
@@ -125,29 +133,29 @@ pub fn fail(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-fn raise_exception(message: &Value) -> Result<Value, Error> {
-    Err(fail(print::text(message)?))
+fn raise_exception(state: &State, message: &Value) -> Result<Value, Error> {
+    Err(fail(print::text(state, message)?))
 }
 
 /// What Python iterates over: a string by characters, and never None or a number.
-fn looped(value: &Value) -> Result<Value, Error> {
+fn looped(state: &State, value: &Value) -> Result<Value, Error> {
     match value.kind() {
-        ValueKind::String => Ok(value
-            .as_str()
-            .unwrap_or_default()
-            .chars()
-            .map(|c| Value::from(c.to_string()))
-            .collect()),
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            charge_items(state, text.len())?;
+            let chars = text.chars();
+            Ok(chars.map(|c| Value::from(c.to_string())).collect())
+        }
         ValueKind::None | ValueKind::Bool | ValueKind::Number => Err(fail(format!(
             "expected something to loop over, found {}",
-            print::text(value)?
+            print::text(state, value)?
         ))),
         _ => Ok(value.clone()),
     }
 }
 
-fn trim(value: &Value, chars: Option<Value>) -> Result<String, Error> {
-    let text = print::text(value)?;
+fn trim(state: &State, value: &Value, chars: Option<Value>) -> Result<String, Error> {
+    let text = print::text(state, value)?;
     let set: Option<Vec<char>> = match chars.filter(|c| !c.is_none()) {
         None => None,
         Some(chars) => Some(
@@ -166,8 +174,8 @@ fn trim(value: &Value, chars: Option<Value>) -> Result<String, Error> {
 }
 
 /// Jinja's filter goes by words between spaces, hyphens and brackets, unlike Python's method.
-fn title(value: &Value) -> Result<String, Error> {
-    let text = print::text(value)?;
+fn title(state: &State, value: &Value) -> Result<String, Error> {
+    let text = print::text(state, value)?;
     let between = |c: char| methods::is_space(c) || "-({[<".contains(c);
     let mut out = String::with_capacity(text.len());
     for word in text.split_inclusive(between) {
@@ -176,16 +184,22 @@ fn title(value: &Value) -> Result<String, Error> {
     Ok(out)
 }
 
-fn join(value: &Value, separator: Option<&Value>, kwargs: Kwargs) -> Result<String, Error> {
+fn join(
+    state: &State,
+    value: &Value,
+    separator: Option<&Value>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
     let named: Option<Value> = kwargs.get("d")?;
     let attribute: Option<String> = kwargs.get("attribute")?;
     kwargs.assert_all_used()?;
     let separator = match separator.or(named.as_ref()) {
-        Some(separator) => print::text(separator)?,
+        Some(separator) => print::text(state, separator)?,
         None => String::new(),
     };
     let mut out = String::new();
-    for (i, item) in looped(value)?.try_iter()?.enumerate() {
+    for (i, item) in looped(state, value)?.try_iter()?.enumerate() {
+        charge_bytes(state, BYTES_OF_ITEM + separator.len())?;
         if i > 0 {
             out.push_str(&separator);
         }
@@ -193,7 +207,7 @@ fn join(value: &Value, separator: Option<&Value>, kwargs: Kwargs) -> Result<Stri
             Some(name) => item.get_attr(name)?,
             None => item,
         };
-        out.push_str(&print::text(&item)?);
+        out.push_str(&print::text(state, &item)?);
     }
     Ok(out)
 }
@@ -210,7 +224,7 @@ fn length(value: &Value) -> Result<usize, Error> {
 
 /// Values of one kind only: Python orders no others.
 fn sort(state: &State, value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let list = looped(value)?;
+    let list = held(state, &looped(state, value)?)?;
     if !kwargs.has("attribute") {
         let mut kinds: Vec<ValueKind> = list.try_iter()?.map(|item| item.kind()).collect();
         kinds.dedup();
@@ -238,13 +252,9 @@ fn float(value: &Value) -> Result<f64, Error> {
     }
 }
 
-fn indent(
-    text: &str,
-    width: Option<&Value>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    kwargs: Kwargs,
-) -> Result<String, Error> {
+fn indent(state: &State, text: &str, args: Rest<Value>) -> Result<String, Error> {
+    type Given<'a> = (Option<&'a Value>, Option<bool>, Option<bool>, Kwargs);
+    let (width, first, blank, kwargs): Given = from_args(&args)?;
     let width = width.cloned().or(kwargs.get("width")?);
     let first = first.or(kwargs.get("first")?).unwrap_or(false);
     let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
@@ -258,6 +268,11 @@ fn indent(
         },
     };
     let with_end = format!("{text}\n");
+    let breaks = text.chars().filter(|c| methods::ends_line(*c)).count();
+    charge_bytes(
+        state,
+        (breaks + 1).saturating_mul(indent.len().max(BYTES_OF_ITEM)),
+    )?;
     let mut out = String::new();
     for (i, line) in methods::lines(&with_end, false).into_iter().enumerate() {
         if i > 0 {

@@ -2,6 +2,7 @@
 
 mod date;
 mod engine;
+mod held;
 mod load;
 mod methods;
 mod print;
@@ -458,6 +459,39 @@ mod tests {
             (
                 "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
                 "64 bytes of text",
+            ),
+            (
+                "{% set n = namespace(s=['x']) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+                "more than 5000000 steps",
+            ),
+            (
+                "{% macro f(x, n) %}{% if n %}{{ f(x + x, n - 1) }}{% endif %}{% endmacro %}{{ f(['x'], 60) }}",
+                "more than 5000000 steps",
+            ),
+            (
+                "{% set n = namespace(s=[]) %}{% for i in range(100000) %}{% set n.s = [n.s] %}{% endfor %}",
+                "nested at most 256 deep",
+            ),
+            (
+                "{% set n = namespace(s={}) %}{% for i in range(1000) %}{% set n.s = {'a': n.s} %}{% endfor %}",
+                "nested at most 256 deep",
+            ),
+            (
+                "{{ ([['x'] * 1000000] * 1000000)|tojson }}",
+                "more than 5000000 steps",
+            ),
+            ("{{ (['x'] * 90000000)|list }}", "more than 5000000 steps"),
+            (
+                "{{ ','.join(['x' * 1000000] * 90000000) }}",
+                "more than 5000000 steps",
+            ),
+            (
+                "{{ (['x' * 1000000] * 90000000)|join }}",
+                "more than 5000000 steps",
+            ),
+            (
+                "{% set x = 'x' * 100000000 %}{{ x.replace('', new=x) }}",
+                "more than 5000000 steps",
             ),
             ("{{ messages[0].content.nope() }}", "nope"),
             ("{{ missing.attribute.deeper }}", "found at its line 1"),

@@ -5,10 +5,13 @@ use std::fmt::Write;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State};
 
+use super::held::charge_bytes;
 use super::range::Range;
 
 /// Deepest nesting that is printed.
 const DEPTH_MAX: usize = 128;
+/// Bytes that an item is taken for before it is printed: a runaway value ends with its steps.
+pub const BYTES_OF_ITEM: usize = 64;
 
 /// The engine's hook for `{{ value }}`.
 pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
@@ -21,7 +24,7 @@ pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), E
     if plain {
         return minijinja::escape_formatter(out, state, value);
     }
-    let text = text(value)?;
+    let text = text(state, value)?;
     out.write_str(&text)
         .map_err(|_| Error::new(ErrorKind::WriteFailure, "can't print"))
 }
@@ -30,13 +33,17 @@ pub fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), E
 ///
 /// # Errors
 /// A value that Python prints by its address in memory, or one nested too deep.
-pub fn text(value: &Value) -> Result<String, Error> {
+pub fn text(state: &State, value: &Value) -> Result<String, Error> {
     match value.kind() {
-        ValueKind::String => Ok(value.as_str().unwrap_or_default().to_owned()),
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            charge_bytes(state, text.len())?;
+            Ok(text.to_owned())
+        }
         ValueKind::Undefined => Ok(String::new()),
         _ => {
             let mut out = String::new();
-            repr(value, &mut out, 0)?;
+            repr(state, value, &mut out, 0)?;
             Ok(out)
         }
     }
@@ -73,11 +80,12 @@ pub fn float_text(float: f64) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
-fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
+fn repr(state: &State, value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
     let refused = |found: String| Err(Error::new(ErrorKind::InvalidOperation, found));
     if depth > DEPTH_MAX {
         return refused("expected values to print, found one nested too deep".to_owned());
     }
+    charge_bytes(state, BYTES_OF_ITEM + value.as_str().map_or(0, str::len))?;
     match value.kind() {
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
@@ -99,7 +107,7 @@ fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
                 if i > 0 {
                     out.push_str(", ");
                 }
-                repr(&item, out, depth + 1)?;
+                repr(state, &item, out, depth + 1)?;
             }
             if tuple.is_some() && value.len() == Some(1) {
                 out.push(',');
@@ -112,9 +120,9 @@ fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
                 if i > 0 {
                     out.push_str(", ");
                 }
-                repr(&key, out, depth + 1)?;
+                repr(state, &key, out, depth + 1)?;
                 out.push_str(": ");
-                repr(&value.get_item(&key)?, out, depth + 1)?;
+                repr(state, &value.get_item(&key)?, out, depth + 1)?;
             }
             out.push('}');
         }

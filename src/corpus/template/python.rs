@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 use serde_json::Value as Json;
 
 use super::engine::fail;
-use super::print;
+use super::held::charge_bytes;
+use super::print::{self, BYTES_OF_ITEM};
 use super::range::Range;
 use super::rewrite::has_mark;
 use crate::corpus::json::{is_no_json, kind};
@@ -93,7 +94,12 @@ pub fn is_upper(value: &str) -> bool {
 }
 
 /// `json.dumps(value, ensure_ascii=False, …)`, as transformers gives it to templates.
-pub fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<String, Error> {
+pub fn tojson(
+    state: &State,
+    value: &Value,
+    indent: Option<Value>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => kwargs.get::<Option<Value>>("indent")?,
@@ -113,6 +119,7 @@ pub fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<St
     };
     let separators: Option<Vec<String>> = kwargs.get("separators")?;
     let mut writer = Writer {
+        state,
         out: String::new(),
         item: if indent.is_some() { "," } else { ", " }.to_owned(),
         key: ": ".to_owned(),
@@ -128,7 +135,8 @@ pub fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<St
     Ok(writer.out)
 }
 
-struct Writer {
+struct Writer<'a, 't, 'e> {
+    state: &'a State<'t, 'e>,
     out: String,
     item: String,
     key: String,
@@ -137,7 +145,7 @@ struct Writer {
     sort: bool,
 }
 
-impl Writer {
+impl Writer<'_, '_, '_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH_MAX {
             return Err(Error::new(
@@ -145,6 +153,9 @@ impl Writer {
                 "tojson: nested too deep",
             ));
         }
+        let indent = self.indent.as_ref().map_or(0, |i| i.len() * depth);
+        let text = value.as_str().map_or(0, str::len);
+        charge_bytes(self.state, BYTES_OF_ITEM + indent + text)?;
         if value.downcast_object_ref::<Range>().is_some() {
             return Err(fail("tojson: expected JSON data, found a range"));
         }

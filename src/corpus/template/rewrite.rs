@@ -7,7 +7,8 @@
 //! on either side of the marks. The marks are private-use characters and are taken out again.
 //!
 //! Loops get their values through a filter, because the engine loops over None and not over
-//! strings, and Python the other way round.
+//! strings, and Python the other way round. Whatever else gets a name goes through one that charges
+//! for it: the values of `set` and `with`, and what macros and recursive loops are called with.
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::Rendered;
 use super::engine::LOOPED;
+use super::held::HELD;
 use crate::corpus::problem::{Reason, RowProblem, RowResult};
 
 const START: char = '\u{10fff0}';
@@ -53,13 +55,19 @@ pub fn rewrite(source: &str) -> Result<Rewritten> {
             "generation" => true,
             "endgeneration" => false,
             name => {
-                if let Some(looped) = looped_values(name) {
-                    let at = name.as_ptr() as usize - source.as_ptr() as usize;
-                    let (start, end) = (at + looped.start, at + looped.end);
-                    let values = &source[start..end];
+                let at = name.as_ptr() as usize - source.as_ptr() as usize;
+                for (value, filter) in named_values(name) {
+                    let (start, end) = (at + value.start, at + value.end);
+                    let value = &source[start..end];
                     text.push_str(&source[copied..start]);
-                    text.push_str(&format!("({values})|{LOOPED}"));
+                    text.push_str(&format!("({value})|{filter}"));
                     copied = end;
+                }
+                if let Some(names) = called_names(name) {
+                    let (_, right) = tag.trims(&source);
+                    text.push_str(&source[copied..tag.span.end - 2 - right.len()]);
+                    text.push_str(&format!("%}}{{% set {HELD} = [{names}]|{HELD} {right}%}}"));
+                    copied = tag.span.end;
                 }
                 continue;
             }
@@ -169,38 +177,94 @@ fn words(source: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Where in a tag `for TARGETS in VALUES [if CONDITION] [recursive]` the values stand.
-fn looped_values(tag: &str) -> Option<Range<usize>> {
-    let bytes = tag.as_bytes();
-    let rest = tag.strip_prefix("for")?;
-    if !rest.starts_with(|c: char| c.is_ascii_whitespace()) {
-        return None;
+/// Where in a tag the values stand that get a name, and the filter they get it through.
+fn named_values(tag: &str) -> Vec<(Range<usize>, &'static str)> {
+    let parts = parts(tag);
+    let is = |part: &Range<usize>, what: &str| &tag[part.clone()] == what;
+    let Some((keyword, rest)) = parts.split_first() else {
+        return Vec::new();
+    };
+    let behind = |from: usize, ends: &dyn Fn(usize) -> bool| {
+        let end = (from..rest.len()).find(|&i| ends(i));
+        end.map_or(tag.len(), |i| rest[i].start)
+    };
+    let mut found = Vec::new();
+    match &tag[keyword.clone()] {
+        "for" => {
+            if let Some(at) = rest.iter().position(|p| is(p, "in")) {
+                let ends = |i: usize| is(&rest[i], "if") || is(&rest[i], "recursive");
+                found.push((rest[at].end..behind(at + 1, &ends), LOOPED));
+            }
+        }
+        "set" => {
+            if let Some(at) = rest.iter().position(|p| is(p, "=")) {
+                found.push((rest[at].end..tag.len(), HELD));
+            }
+        }
+        "with" => {
+            let begins = |i: usize| rest.get(i).is_some_and(|p| is(p, "="));
+            for at in (0..rest.len()).filter(|&i| begins(i)) {
+                let ends = |i: usize| is(&rest[i], ",");
+                found.push((rest[at].end..behind(at + 1, &ends), HELD));
+            }
+        }
+        _ => {}
     }
-    let (mut start, mut depth, mut quote, mut at) = (None, 0_usize, None, 0);
+    let trimmed = |(span, filter)| Some((trimmed(tag, span)?, filter));
+    found.into_iter().filter_map(trimmed).collect()
+}
+
+/// The names that a macro or a recursive loop gives what it is called with, in commas.
+fn called_names(tag: &str) -> Option<String> {
+    let parts = parts(tag);
+    let word = |i: usize| parts.get(i).map(|p| &tag[p.clone()]);
+    let names = match word(0)? {
+        "macro" => {
+            let (open, close) = (tag.find('(')? + 1, tag.rfind(')')?);
+            let inner = tag.get(open..close)?;
+            let parts = self::parts(inner);
+            let begins = |i: &usize| *i == 0 || &inner[parts[i - 1].clone()] == ",";
+            let names = (0..parts.len()).filter(begins);
+            names.map(|i| inner[parts[i].clone()].to_owned()).collect()
+        }
+        "for" if word(parts.len() - 1) == Some("recursive") => {
+            let targets = (1..parts.len()).take_while(|&i| word(i) != Some("in"));
+            let targets = targets.filter_map(word).filter(|w| *w != ",");
+            targets.map(str::to_owned).collect::<Vec<_>>()
+        }
+        _ => return None,
+    };
+    let plain = |name: &String| name.bytes().all(is_word);
+    (!names.is_empty() && names.iter().all(plain)).then(|| names.join(", "))
+}
+
+/// The words and signs of a tag outside strings and brackets; a comparison is one sign.
+fn parts(tag: &str) -> Vec<Range<usize>> {
+    let bytes = tag.as_bytes();
+    let (mut found, mut depth, mut quote, mut at) = (Vec::new(), 0_usize, None, 0);
     while at < bytes.len() {
+        let mut end = at + 1;
         match (bytes[at], quote) {
-            (b'\\', Some(_)) => at += 1,
+            (b'\\', Some(_)) => end += 1,
             (b, Some(q)) if b == q => quote = None,
             (_, Some(_)) => {}
             (b'\'' | b'"', None) => quote = Some(bytes[at]),
             (b'(' | b'[' | b'{', None) => depth += 1,
             (b')' | b']' | b'}', None) => depth = depth.saturating_sub(1),
-            (b, None) if depth == 0 && is_word(b) => {
-                let end = (at..bytes.len()).find(|&i| !is_word(bytes[i]));
-                let end = end.unwrap_or(bytes.len());
-                match (&tag[at..end], start) {
-                    ("in", None) => start = Some(end),
-                    ("if" | "recursive", Some(start)) => return trimmed(tag, start..at),
-                    _ => {}
+            (b, None) if is_word(b) => {
+                let word = (at..bytes.len()).find(|&i| !is_word(bytes[i]));
+                end = word.unwrap_or(bytes.len());
+                if depth == 0 {
+                    found.push(at..end);
                 }
-                at = end;
-                continue;
             }
+            (b'=' | b'!' | b'<' | b'>', None) if bytes.get(at + 1) == Some(&b'=') => end += 1,
+            (b'=' | b',', None) if depth == 0 => found.push(at..end),
             _ => {}
         }
-        at += 1;
+        at = end;
     }
-    trimmed(tag, start?..bytes.len())
+    found
 }
 
 fn is_word(byte: u8) -> bool {
@@ -367,7 +431,7 @@ mod tests {
             "{# {% generation %} #}",
             "{% raw %}{% generation %}{{ x }}{% endraw %}",
             "{{ '{% generation %}' }}",
-            "{{ {'a': {'b': '}}'}} }}{% set x = '%}' %}",
+            "{{ {'a': {'b': '}}'}} }}{% if x == '%}' %}",
             "{ {% if a %}}}{% endif %}",
         ];
         for source in quiet {
@@ -385,16 +449,41 @@ mod tests {
     }
 
     #[test]
+    fn what_gets_a_name_goes_through_the_filter() {
+        for (source, expected) in [
+            (
+                "{%- set a.b = c == d if e -%}",
+                "{%- set a.b = (c == d if e)|kdscore_held -%}",
+            ),
+            (
+                "{% set a, b = c, 'x=1' %}{% set a | f(x=1) %}{% endset %}",
+                "{% set a, b = (c, 'x=1')|kdscore_held %}{% set a | f(x=1) %}{% endset %}",
+            ),
+            (
+                "{% with a = f(b, c=d), e = '=,' %}",
+                "{% with a = (f(b, c=d))|kdscore_held, e = ('=,')|kdscore_held %}",
+            ),
+            (
+                "{%- macro f(a, b=g(1, 2), c=none) -%} x",
+                "{%- macro f(a, b=g(1, 2), c=none) %}{% set kdscore_held = [a, b, c]|kdscore_held -%} x",
+            ),
+            ("{% macro f() %}", "{% macro f() %}"),
+        ] {
+            assert_eq!(rewrite(source).unwrap().text, expected);
+        }
+    }
+
+    #[test]
     fn loops_get_their_values_through_the_filter() {
         for (source, expected) in [
             ("{%- for a in b -%}", "{%- for a in (b)|kdscore_looped -%}"),
             (
                 "{% for k, v in x['if'](1 if y else 2).items() if v in w recursive %}",
-                "{% for k, v in (x['if'](1 if y else 2).items())|kdscore_looped if v in w recursive %}",
+                "{% for k, v in (x['if'](1 if y else 2).items())|kdscore_looped if v in w recursive %}{% set kdscore_held = [k, v]|kdscore_held %}",
             ),
             (
                 "{% for a in 'in if' recursive %}",
-                "{% for a in ('in if')|kdscore_looped recursive %}",
+                "{% for a in ('in if')|kdscore_looped recursive %}{% set kdscore_held = [a]|kdscore_held %}",
             ),
             (
                 "{% format in x %}{{ for a in b }}",
