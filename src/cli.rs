@@ -144,7 +144,7 @@ pub struct PrepareArgs {
     pub tool_arguments: Option<String>,
 
     /// Nulls inside the arguments and schemas of Parquet and Arrow structs: error, drop or keep
-    /// [default: error].
+    /// [default: error]. JSON says which keys are there; drop takes nulls out of it, too.
     #[arg(long)]
     pub null_fields: Option<String>,
 

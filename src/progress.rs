@@ -106,6 +106,11 @@ impl Progress {
     }
 }
 
+/// A line on stderr that asks for something to be done: it is told quiet runs, too.
+pub fn ask(text: &str) {
+    eprintln!("{text}");
+}
+
 /// A line on stderr outside any progress.
 pub fn note(text: &str) {
     if !is_quiet() {

@@ -16,7 +16,7 @@ use crate::corpus::{
     self, ChatTemplate, CorpusMaker, CorpusPlan, Lint, Probes, SourceFile, Step, Summary,
     TextTokenizer,
 };
-use crate::progress::{Progress, note};
+use crate::progress::{Progress, ask};
 use crate::store::{CorpusWriter, Created, OtherStaging};
 
 const MANIFEST: &str = "corpus.json";
@@ -42,7 +42,7 @@ pub fn prepare(settings: PrepareSettings, interrupt: &Interrupt) -> Result<Outco
     }
     let mut writer = CorpusWriter::create(&out)?;
     for other in writer.other_stagings() {
-        note(&told(&other));
+        ask(&told(&other));
     }
     write_tokenizer(&mut writer, &maker, probes.as_ref())?;
     let bytes = source_bytes(&files);

@@ -32,6 +32,8 @@ pub struct RowEncoder {
     pub rules: ChatRules,
     pub vocab_size: usize,
     pub max_length: Option<usize>,
+    /// Tokens are to be those of transformers 5.
+    pub is_transformers_5: bool,
 }
 
 impl RowEncoder {
@@ -206,6 +208,13 @@ impl RowEncoder {
         }
         if let Some(tokenizer) = &self.tokenizer {
             check_bos(tokenizer, row)?;
+            if let Some(built) = tokenizer.rebuilt().filter(|_| self.is_transformers_5) {
+                row.findings.push(Finding {
+                    lint: Lint::RebuiltTokenizer,
+                    count: 1,
+                    example: built.to_owned(),
+                });
+            }
             // Where all is trained, the end of turn is, whatever the template puts behind it.
             if self.rules.loss != LossRule::All {
                 note_end(tokenizer, row);

@@ -147,7 +147,7 @@ fn what(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());
     match &text[..end] {
-        "expected value" => "no value of JSON".to_owned(),
+        "expected value" | "expected ident" => "no value of JSON".to_owned(),
         found => found.to_owned(),
     }
 }
@@ -172,6 +172,9 @@ pub fn kind(value: &Value) -> &'static str {
             None => "an object",
             Some("NaN") => "NaN, which is no JSON",
             Some("Infinity" | "-Infinity") => "an infinity, which is no JSON",
+            Some(found) if found.starts_with("a value of type ") => {
+                "a column of a type that rows have no value for"
+            }
             Some(_) => "a string with half a character (a lone surrogate), which is no JSON",
         },
     }
@@ -295,6 +298,7 @@ mod tests {
                 "the key \"a\" twice in one object at column 12",
             ),
             (b"{\"a\": {\"b\": 1, \"b\": 1}}", "the key \"b\" twice"),
+            (b"{\"a\": nope}", "found no value of JSON"),
             (b"{\"a\": NaN, 1}", "no value of JSON at column 7"),
             (b"{\"a\": NaNa}", "no value of JSON at column 7"),
             (b"{\"a\": 1e999}", "number out of range"),

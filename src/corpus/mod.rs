@@ -29,6 +29,7 @@ mod pieces;
 mod pipeline;
 mod probes;
 mod problem;
+mod rebuilt;
 mod remarks;
 mod rows;
 mod rules;

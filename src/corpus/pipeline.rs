@@ -113,6 +113,9 @@ impl CorpusMaker {
                 },
                 vocab_size,
                 max_length: plan.max_length,
+                // Rows of tokens were made elsewhere.
+                is_transformers_5: family != Family::Tokens
+                    && plan.template.rules == TemplateRules::Transformers5,
             },
             plan,
             files,

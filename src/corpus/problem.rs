@@ -79,6 +79,10 @@ pub enum Lint {
     ControlTokenInText,
     /// A message whose text does not occur in what the template rendered.
     DroppedByTemplate,
+    /// Tokens by a tokenizer.json whose steps transformers 5 replaces.
+    RebuiltTokenizer,
+    /// Tools that don't occur in what the template rendered.
+    ToolsDropped,
     /// The last trained token is not one the model stops at.
     EndNotTrained,
     /// A trained answer without text: its end token alone is learnt.
@@ -90,7 +94,7 @@ pub enum Lint {
 }
 
 impl Lint {
-    pub const ALL: [Lint; 12] = [
+    pub const ALL: [Lint; 14] = [
         Lint::Straddler,
         Lint::MissingBos,
         Lint::MissingEos,
@@ -99,6 +103,8 @@ impl Lint {
         Lint::ArgumentsReprinted,
         Lint::ControlTokenInText,
         Lint::DroppedByTemplate,
+        Lint::RebuiltTokenizer,
+        Lint::ToolsDropped,
         Lint::EndNotTrained,
         Lint::EmptyAnswer,
         Lint::LooksTruncated,
@@ -115,6 +121,8 @@ impl Lint {
             Lint::ArgumentsReprinted => "arguments_reprinted",
             Lint::ControlTokenInText => "control_tokens_in_text",
             Lint::DroppedByTemplate => "dropped_by_template",
+            Lint::RebuiltTokenizer => "rebuilt_tokenizer",
+            Lint::ToolsDropped => "tools_dropped_by_template",
             Lint::EndNotTrained => "end_not_trained",
             Lint::EmptyAnswer => "empty_answers",
             Lint::LooksTruncated => "truncated_looking",
@@ -143,6 +151,12 @@ impl Lint {
             }
             Lint::ControlTokenInText => "texts hold a control token, written out",
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
+            Lint::RebuiltTokenizer => {
+                "sequences have the tokens that tokenizer.json and transformers 4 give, and transformers 5 gives others: \
+                 to have those, save the tokenizer with its save_pretrained and tokenizer_class TokenizersBackend; \
+                 --template-rules transformers-4 says that 4 is meant"
+            }
+            Lint::ToolsDropped => "chats have tools that the chat template leaves out",
             Lint::EndNotTrained => {
                 "sequences train a last token that the model does not stop at (eos_token_id)"
             }

@@ -124,6 +124,7 @@ pub fn note_straddlers(
 
 /// Texts the student sees but does not learn that the template leaves out.
 pub fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
+    note_tools(chat, rendered, findings);
     let mut from = 0;
     for (i, text) in chat.texts() {
         let text = text.trim_matches(is_space);
@@ -178,6 +179,26 @@ pub fn note_arguments(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) 
     }
 }
 
+/// Tools whose name, even, stands nowhere in what was rendered.
+fn note_tools(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
+    let tools = chat.tools.as_ref().and_then(Value::as_array);
+    let name = |tool: &Value| {
+        let named = tool.pointer("/function/name").or_else(|| tool.get("name"));
+        named.and_then(Value::as_str).map(str::to_owned)
+    };
+    let names: Vec<String> = tools.into_iter().flatten().filter_map(name).collect();
+    if let Some(first) = names
+        .iter()
+        .find(|n| !n.is_empty() && !rendered.contains(*n))
+    {
+        findings.push(Finding {
+            lint: Lint::ToolsDropped,
+            count: 1,
+            example: format!("the tool {}", quoted(first)),
+        });
+    }
+}
+
 /// Trained answers that are empty or look cut.
 pub fn note_answers(chat: &Chat, trained: &[usize], findings: &mut Vec<Finding>) {
     let text = |i: usize| {
@@ -226,6 +247,21 @@ fn looks_cut(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn tools_that_are_not_printed_are_told() {
+        let tool = json!({"type": "function", "function": {"name": "rain"}});
+        let chat = Chat {
+            tools: Some(json!([tool])),
+            ..Chat::default()
+        };
+        for (rendered, count) in [("no tool here", 1), ("a tool: rain", 0)] {
+            let mut findings = Vec::new();
+            note_dropped(&chat, rendered, &mut findings);
+            assert_eq!(findings.len(), count, "{rendered}");
+        }
+    }
 
     #[test]
     fn cut_answers_are_told_from_short_and_finished_ones() {

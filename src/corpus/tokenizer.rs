@@ -5,12 +5,13 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use super::guard::guarded;
 use super::pieces::Pieces;
 use super::problem::{RowProblem, RowResult};
+use super::rebuilt::rebuilt;
 use crate::canonical;
 
 /// The special tokens a chat template knows by name.
@@ -38,6 +39,7 @@ pub struct TextTokenizer {
     eos: Option<i32>,
     stops: Vec<i32>,
     added: HashSet<i32>,
+    rebuilt: Option<String>,
     control: ControlTokens,
     pieces: Pieces,
 }
@@ -80,6 +82,9 @@ impl TextTokenizer {
             let (_, text) = special.iter().find(|(n, _)| n == name)?;
             i32::try_from(tokenizer.token_to_id(text)?).ok()
         };
+        let model = read_object(&folder.join("config.json"))?;
+        let model_type = model.get("model_type").and_then(Value::as_str);
+        let rebuilt = rebuilt(&steps(&tokenizer)?, &config, model_type);
         let (bos, eos) = (id_of("bos_token"), id_of("eos_token"));
         let vocab = tokenizer.get_vocab(true);
         let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
@@ -93,6 +98,7 @@ impl TextTokenizer {
             control: ControlTokens::new(added.values()),
             pieces: Pieces::new(added.values()),
             added: added.keys().map(|&id| id as i32).collect(),
+            rebuilt,
             stops: stop_ids(folder)?,
             config_template: config.remove("chat_template"),
             folder: folder.to_path_buf(),
@@ -142,6 +148,11 @@ impl TextTokenizer {
     /// Whether `id` is an added token, special or not.
     pub fn is_added(&self, id: i32) -> bool {
         self.added.contains(&id)
+    }
+
+    /// What transformers 5 would build instead of what tokenizer.json says.
+    pub fn rebuilt(&self) -> Option<&str> {
+        self.rebuilt.as_deref()
     }
 
     /// Special tokens by the name a template knows them by.
@@ -235,6 +246,15 @@ fn fingerprint(tokenizer: &Tokenizer) -> Result<String> {
     }
     drop_key(&mut value["pre_tokenizer"], "trim_offsets");
     Ok(canonical::fingerprint(&value))
+}
+
+/// The steps before and behind the model, as the file has them.
+fn steps(tokenizer: &Tokenizer) -> Result<Value> {
+    Ok(json!({
+        "normalizer": tokenizer.get_normalizer().map(serde_json::to_value).transpose()?,
+        "pre_tokenizer": tokenizer.get_pre_tokenizer().map(serde_json::to_value).transpose()?,
+        "decoder": tokenizer.get_decoder().map(serde_json::to_value).transpose()?,
+    }))
 }
 
 fn drop_key(value: &mut Value, key: &str) {
@@ -465,7 +485,6 @@ impl ControlTokens {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::json;
 
     const TEACHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
 

@@ -154,7 +154,7 @@ fn case_11_nulls_in_arguments_are_the_users_to_decide() {
     let data = format!("{DATA}/padded.parquet");
     let message = refused(&data, &[]);
     assert!(
-        message.contains("padded.parquet: row 1: messages."),
+        message.contains("padded.parquet: row 1: messages: expected no nulls"),
         "{message}"
     );
     assert!(

@@ -4,7 +4,11 @@
 use serde_json::{Map, Value};
 
 /// What a row holds, `key` or `key/index/key`, and what to do with it. The first that fits counts.
-const ROWS: [(&[&str], &str); 22] = [
+const ROWS: [(&[&str], &str); 23] = [
+    (
+        &["instruction", "chosen"],
+        "a preference row; --map output=chosen reads the chosen answer as alpaca",
+    ),
     (
         &["chosen"],
         "a preference row; --map messages=chosen trains the chosen chat, --map completion=chosen the chosen answer",
@@ -84,11 +88,18 @@ const ROWS: [(&[&str], &str); 22] = [
 ];
 
 /// Rows that have a format's keys and mean something else.
-const MISTAKEN: [(&[&str], &str); 1] = [(
-    &["text", "message_id", "parent_id"],
-    "expected whole chats or texts, found one message of a tree (OASST); make a row of messages of each path through it, \
+const MISTAKEN: [(&[&str], &str); 2] = [
+    (
+        &["conversations", "chosen", "rejected"],
+        "expected chats with their answers, found a preference row; put the chosen answer behind conversations, \
+     or --format sharegpt reads conversations alone",
+    ),
+    (
+        &["text", "message_id", "parent_id"],
+        "expected whole chats or texts, found one message of a tree (OASST); make a row of messages of each path through it, \
      with the role user for prompter; --format text trains each message as a text of its own",
-)];
+    ),
+];
 
 /// Keys of messages, and what they are here.
 const KEYS: [(&[&str], &str); 6] = [
@@ -167,11 +178,29 @@ pub fn of_role(role: &str) -> String {
 
 fn advice(table: &[(&[&str], &'static str)], row: &Map<String, Value>) -> Option<&'static str> {
     let there = |path: &&str| match path.split_once('/') {
-        None => row.contains_key(*path),
+        None => row.get(*path).is_some_and(|v| !v.is_null()),
         Some((key, below)) => row
             .get(key)
             .is_some_and(|v| v.pointer(&format!("/{below}")).is_some()),
     };
     let found = table.iter().find(|(paths, _)| paths.iter().all(there));
     found.map(|(_, advice)| *advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn preference_rows_are_told_what_reads_them() {
+        let row = json!({"instruction": "i", "input": "x", "chosen": "o", "rejected": "p"});
+        let advice = of_row(row.as_object().unwrap());
+        assert!(advice.contains("--map output=chosen"), "{advice}");
+        let row = json!({"conversations": [], "chosen": {}, "rejected": {}});
+        let advice = mistaken(row.as_object().unwrap()).unwrap();
+        assert!(advice.contains("a preference row"), "{advice}");
+        let row = json!({"conversations": [], "chosen": null, "rejected": null});
+        assert_eq!(mistaken(row.as_object().unwrap()), None);
+    }
 }

@@ -10,7 +10,7 @@ use arrow_array::types::{
     Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
     UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch, StructArray};
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -59,7 +59,7 @@ impl ColumnFile {
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
         loop {
             let next = guarded(|| self.batches.next()).map_err(|e| anyhow!("{e}"))?;
-            let Some(batch) = next.transpose().context("expected whole data")? else {
+            let Some(batch) = next.transpose().map_err(unreadable)? else {
                 return Ok(None);
             };
             if batch.num_rows() > 0 {
@@ -67,6 +67,19 @@ impl ColumnFile {
                 return Ok(Some(batch));
             }
         }
+    }
+}
+
+/// What the reader's error means: a file packed in a way that is not unpacked here, or a broken one.
+fn unreadable(error: ArrowError) -> anyhow::Error {
+    let text = error.to_string();
+    match text.split_once("Disabled feature at compile time: ") {
+        Some((_, packing)) => anyhow!(
+            "expected a file without compression, or with zstd, snappy or gzip, found one compressed with {}; \
+             write it again with one of these",
+            packing.trim()
+        ),
+        None => anyhow!(error).context("expected whole data"),
     }
 }
 
@@ -110,7 +123,7 @@ fn sliced(batch: Result<RecordBatch, ArrowError>) -> Vec<Result<RecordBatch, Arr
     }
 }
 
-/// One row as an object. A null column is absent.
+/// One row as an object.
 ///
 /// # Errors
 /// A null that may be padding, JSON text that is none, values out of range.
@@ -123,12 +136,32 @@ pub fn row(batch: &RecordBatch, index: usize, nulls: NullFields) -> RowResult<Ma
         };
         let value = converter
             .value(column, field, index, 0)
-            .map_err(|p| p.at(field.name()))?;
-        if !value.is_null() {
-            object.insert(field.name().clone(), value);
-        }
+            .map_err(|p| RowProblem {
+                message: format!("{}: {}", field.name(), p.message),
+                ..p
+            })?;
+        object.insert(field.name().clone(), value);
     }
     Ok(object)
+}
+
+/// Takes the nulls out of the arguments and schemas of a row of JSON, as a set with fixed columns
+/// writes them.
+pub fn drop_nulls(row: &mut Map<String, Value>) {
+    fn of_value(value: &mut Value, is_free: bool) {
+        match value {
+            Value::Object(object) => of_object(object, is_free),
+            Value::Array(items) => items.iter_mut().for_each(|v| of_value(v, is_free)),
+            _ => {}
+        }
+    }
+    fn of_object(object: &mut Map<String, Value>, is_free: bool) {
+        object.retain(|_, v| !is_free || !v.is_null());
+        for (key, value) in object {
+            of_value(value, is_free || FREE_FORM.contains(&key.as_str()));
+        }
+    }
+    of_object(row, false);
 }
 
 #[derive(Clone, Copy)]
@@ -172,13 +205,14 @@ impl Converter {
                 self.list(&array.as_fixed_size_list().value(at), item, depth)
             }
             DataType::Struct(_) => self.object(array, at, depth),
+            DataType::Map(_, _) => self.map(&array.as_map().value(at), depth),
             DataType::Dictionary(_, _) => {
                 let dictionary = array.as_any_dictionary();
                 let key = dictionary.normalized_keys()[at];
                 self.value(dictionary.values(), field, key, depth + 1)
             }
-            // Such a column is only in the way of formats that read it, and they want no object.
-            other => Ok(serde_json::json!({"a column of type": other.to_string()})),
+            // Such a column is only in the way of formats that read it.
+            other => Ok(no_json(&format!("a value of type {other}"))),
         }
     }
 
@@ -188,6 +222,26 @@ impl Converter {
             .map(item)
             .collect::<RowResult<Vec<_>>>()
             .map(Value::Array)
+    }
+
+    /// A map has the keys that it was given, so a null is one.
+    fn map(self, entries: &StructArray, depth: usize) -> RowResult<Value> {
+        let [keys, values] = &entries.fields()[..] else {
+            return Ok(no_json("a value of type Map without keys and values"));
+        };
+        let mut object = Map::new();
+        for at in 0..entries.len() {
+            let Value::String(key) = self.value(entries.column(0), keys, at, depth + 1)? else {
+                return Ok(no_json("a value of type Map with keys that are no strings"));
+            };
+            let inner = Converter {
+                free: self.free || FREE_FORM.contains(&key.as_str()),
+                ..self
+            };
+            let value = inner.value(entries.column(1), values, at, depth + 1)?;
+            object.insert(key, value);
+        }
+        Ok(object.into())
     }
 
     /// A struct has every field in every row, so a null may stand for a key that was not there.
@@ -238,7 +292,8 @@ fn text(text: &str, is_json: bool) -> RowResult<Value> {
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::{ArrayRef, Float64Array, StringArray};
+    use arrow_array::builder::{MapBuilder, StringBuilder};
+    use arrow_array::{ArrayRef, BinaryArray, Float64Array, StringArray};
 
     use super::*;
     use crate::corpus::json::kind;
@@ -255,5 +310,54 @@ mod tests {
         assert_eq!(row["text"], "a");
         assert_eq!(kind(&row["score"]), "NaN, which is no JSON");
         assert_eq!(kind(&row["loss"]), "an infinity, which is no JSON");
+    }
+
+    #[test]
+    fn maps_are_objects_and_nulls_keep_their_columns() {
+        let mut maps = MapBuilder::new(None, StringBuilder::new(), StringBuilder::new());
+        maps.keys().append_value("role");
+        maps.values().append_value("user");
+        maps.append(true).unwrap();
+        let batch = RecordBatch::try_from_iter_with_nullable([
+            ("message", Arc::new(maps.finish()) as ArrayRef, true),
+            (
+                "text",
+                Arc::new(StringArray::from(vec![None::<&str>])) as ArrayRef,
+                true,
+            ),
+            (
+                "bytes",
+                Arc::new(BinaryArray::from(vec![&b"a"[..]])) as ArrayRef,
+                true,
+            ),
+        ]);
+        let row = row(&batch.unwrap(), 0, NullFields::Error).unwrap();
+        assert_eq!(row["message"]["role"], "user");
+        assert_eq!(row["text"], Value::Null);
+        assert_eq!(
+            kind(&row["bytes"]),
+            "a column of a type that rows have no value for"
+        );
+    }
+
+    #[test]
+    fn nulls_of_json_are_dropped_where_they_may_be_padding() {
+        let row = serde_json::json!({
+            "text": null,
+            "messages": [{"name": null, "tool_calls": [{"function": {"arguments": {"a": null, "b": [{"c": null}]}}}]}],
+        });
+        let mut row = row.as_object().unwrap().clone();
+        drop_nulls(&mut row);
+        assert_eq!(
+            Value::from(row).to_string(),
+            r#"{"text":null,"messages":[{"name":null,"tool_calls":[{"function":{"arguments":{"b":[{}]}}}]}]}"#
+        );
+    }
+
+    #[test]
+    fn packings_that_are_not_read_are_named() {
+        let error = ArrowError::ParquetError("Disabled feature at compile time: lz4".into());
+        let told = unreadable(error).to_string();
+        assert!(told.contains("found one compressed with lz4"), "{told}");
     }
 }

@@ -163,7 +163,13 @@ impl SourceReader {
     /// Text that is not one JSON object, columns that can't be read as one.
     pub fn object(&self, block: &Block, index: usize) -> RowResult<Map<String, Value>> {
         match &block.rows[index].held {
-            Held::Line(span) | Held::Item(span) => parse_object(&block.text[span.clone()]),
+            Held::Line(span) | Held::Item(span) => {
+                let mut row = parse_object(&block.text[span.clone()])?;
+                if self.nulls == NullFields::Drop {
+                    columns::drop_nulls(&mut row);
+                }
+                Ok(row)
+            }
             Held::Batch { batch, row } => columns::row(&block.batches[*batch], *row, self.nulls),
         }
     }

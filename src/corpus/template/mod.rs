@@ -28,7 +28,15 @@ pub use load::NamedSource;
 pub use methods::is_space;
 
 /// Variables that the chat itself gives; a row or user may not.
-const FIXED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+const FIXED: [&str; 6] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    // Not variables, but arguments of transformers that render another chat.
+    "continue_final_message",
+    "chat_template",
+];
 /// Names a message's reasoning goes by. Templates read the first; gpt-oss reads the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// The template for chats with tools, where a checkpoint has several, and the one for the rest.
@@ -549,5 +557,11 @@ mod tests {
         let values = template.values(&Chat::new(hi()).unwrap()).unwrap();
         let text = template.render(&values, Until::End).unwrap().text;
         assert_eq!(text, "X 1 MayTrue");
+        for name in ["continue_final_message", "chat_template"] {
+            let mut chat = Chat::new(hi()).unwrap();
+            chat.template_kwargs = vec![(name.to_owned(), json!(true))];
+            let problem = template.values(&chat).unwrap_err();
+            assert!(problem.message.contains(name), "{}", problem.message);
+        }
     }
 }
