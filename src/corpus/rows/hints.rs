@@ -90,7 +90,7 @@ const ROWS: [(&[&str], &str); 23] = [
 /// Rows that have a format's keys and mean something else.
 const MISTAKEN: [(&[&str], &str); 2] = [
     (
-        &["conversations", "chosen", "rejected"],
+        &["conversations", "chosen/value", "rejected/value"],
         "expected chats with their answers, found a preference row; put the chosen answer behind conversations, \
      or --format sharegpt reads conversations alone",
     ),
@@ -178,7 +178,7 @@ pub fn of_role(role: &str) -> String {
 
 fn advice(table: &[(&[&str], &'static str)], row: &Map<String, Value>) -> Option<&'static str> {
     let there = |path: &&str| match path.split_once('/') {
-        None => row.get(*path).is_some_and(|v| !v.is_null()),
+        None => row.contains_key(*path),
         Some((key, below)) => row
             .get(key)
             .is_some_and(|v| v.pointer(&format!("/{below}")).is_some()),
@@ -197,7 +197,7 @@ mod tests {
         let row = json!({"instruction": "i", "input": "x", "chosen": "o", "rejected": "p"});
         let advice = of_row(row.as_object().unwrap());
         assert!(advice.contains("--map output=chosen"), "{advice}");
-        let row = json!({"conversations": [], "chosen": {}, "rejected": {}});
+        let row = json!({"conversations": [], "chosen": {"from": "gpt", "value": "a"}, "rejected": {"from": "gpt", "value": "b"}});
         let advice = mistaken(row.as_object().unwrap()).unwrap();
         assert!(advice.contains("a preference row"), "{advice}");
         let row = json!({"conversations": [], "chosen": null, "rejected": null});
