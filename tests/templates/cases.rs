@@ -1,9 +1,8 @@
-//! Templates against transformers: every small expression of the goldens, the project's own
-//! templates, and, on demand, real ones fetched by `scripts/template_check`.
+//! Documents of cases, made with transformers, compared with what is rendered, encoded and masked
+//! here.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::path::Path;
 
 use kdscore::corpus::{
     Chat, ChatRules, ChatTemplate, LossRule, NamedSource, Straddle, TemplateDate, TemplatePlan,
@@ -11,17 +10,16 @@ use kdscore::corpus::{
 };
 use serde_json::{Value, json};
 
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/templates");
-const DATE: &str = "2024-07-26";
+pub const DATE: &str = "2024-07-26";
 /// Shown of each kind of difference.
 const SHOWN: usize = 40;
 
-fn read(path: &Path) -> Value {
+pub fn read(path: &Path) -> Value {
     let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_slice(&bytes).unwrap()
 }
 
-fn tokens() -> Vec<(String, String)> {
+pub fn tokens() -> Vec<(String, String)> {
     let tokens = [
         ("bos_token", "<s>"),
         ("eos_token", "</s>"),
@@ -31,7 +29,7 @@ fn tokens() -> Vec<(String, String)> {
     tokens.map(|(k, v)| (k.to_owned(), v.to_owned())).to_vec()
 }
 
-fn plan(rules: TemplateRules) -> TemplatePlan {
+pub fn plan(rules: TemplateRules) -> TemplatePlan {
     TemplatePlan {
         date: TemplateDate::parse(DATE),
         rules,
@@ -39,23 +37,23 @@ fn plan(rules: TemplateRules) -> TemplatePlan {
     }
 }
 
-fn compiled(source: &str, plan: &TemplatePlan) -> Result<ChatTemplate, String> {
+pub fn compiled(source: &str, plan: &TemplatePlan) -> Result<ChatTemplate, String> {
     let source = NamedSource::single("template", source);
     ChatTemplate::new(vec![source], &tokens(), plan).map_err(|e| format!("{e:#}"))
 }
 
 /// How two sides compare.
 #[derive(Default)]
-struct Compared {
-    equal: usize,
-    both_refuse: usize,
-    only_we_refuse: Vec<String>,
-    only_they_refuse: Vec<String>,
-    differ: Vec<String>,
+pub struct Compared {
+    pub equal: usize,
+    pub both_refuse: usize,
+    pub only_we_refuse: Vec<String>,
+    pub only_they_refuse: Vec<String>,
+    pub differ: Vec<String>,
 }
 
 impl Compared {
-    fn add(&mut self, name: &str, ours: Result<String, String>, theirs: Option<&str>) {
+    pub fn add(&mut self, name: &str, ours: Result<String, String>, theirs: Option<&str>) {
         match (ours, theirs) {
             (Ok(ours), Some(theirs)) if ours == theirs => self.equal += 1,
             (Ok(ours), Some(theirs)) => {
@@ -68,7 +66,7 @@ impl Compared {
         }
     }
 
-    fn counts(&self) -> String {
+    pub fn counts(&self) -> String {
         format!(
             "{} equal, {} refused by both, {} refused by us alone, {} by transformers alone, {} differ",
             self.equal,
@@ -79,7 +77,7 @@ impl Compared {
         )
     }
 
-    fn show(&self) {
+    pub fn show(&self) {
         let lists = [
             ("differs", &self.differ),
             ("only they refuse", &self.only_they_refuse),
@@ -93,84 +91,14 @@ impl Compared {
     }
 }
 
-/// Operators that answer here where Python raises a TypeError; no template that works in
-/// transformers meets them.
-fn is_known_leniency(case: &str) -> bool {
-    const OPERATORS: [&str; 14] = [
-        " < ",
-        " >= ",
-        " in ",
-        " * ",
-        " % ",
-        " + ",
-        "is even",
-        "is odd",
-        "is divisibleby",
-        "is gt",
-        "is lt",
-        "is in",
-        "unique",
-        ".copy()",
-    ];
-    OPERATORS.iter().any(|operator| case.contains(operator))
-}
-
-/// A chat with keys that only these expressions look at; it is no row.
-fn expression_chat() -> Chat {
-    let mut chat = Chat::new(
-        json!([{"role": "user", "content": "a b"}, {"role": "assistant", "content": "Hé's\n"}]),
-    )
-    .unwrap();
-    chat.messages[0] = json!({"role": "user", "content": "a b", "items": 1, "n": 2});
-    chat.template_kwargs = vec![("m".to_owned(), chat.messages[0].clone())];
-    chat
-}
-
-#[test]
-fn expressions_render_as_jinja_renders_them_or_are_refused() {
-    let path = std::env::var_os("KDSCORE_EXPRESSIONS").map_or_else(
-        || Path::new(FIXTURES).join("expressions.json"),
-        PathBuf::from,
-    );
-    let mut compared = Compared::default();
-    let plan = plan(TemplateRules::Transformers5);
-    let chat = expression_chat();
-    for case in read(&path).as_array().unwrap() {
-        let source = case[0].as_str().unwrap();
-        let ours = compiled(source, &plan).and_then(|template| {
-            let values = template.values(&chat).map_err(|p| p.message)?;
-            template
-                .render(&values, Until::End)
-                .map(|r| r.text)
-                .map_err(|p| p.message)
-        });
-        compared.add(source, ours, case[1].as_str());
-    }
-    println!("expressions: {}", compared.counts());
-    compared
-        .only_they_refuse
-        .retain(|case| !is_known_leniency(case));
-    compared.show();
-    println!(
-        "beyond the operators that are more lenient here: {}",
-        compared.counts()
-    );
-    assert!(
-        compared.only_they_refuse.is_empty(),
-        "{}",
-        compared.counts()
-    );
-    assert!(compared.differ.is_empty(), "{}", compared.counts());
-}
-
 /// Text, spans, ids and masks of one document of cases.
-struct Cases {
+pub struct Cases {
     rules: TemplateRules,
     tokenizers: BTreeMap<String, TextTokenizer>,
-    texts: Compared,
-    spans: Compared,
-    ids: Compared,
-    masks: Compared,
+    pub texts: Compared,
+    pub spans: Compared,
+    pub ids: Compared,
+    pub masks: Compared,
 }
 
 impl Cases {
@@ -296,7 +224,7 @@ impl Cases {
             .add(name, masked, Some(&expected["mask"].to_string()));
     }
 
-    fn print(&self) {
+    pub fn print(&self) {
         for (what, compared) in [
             ("texts", &self.texts),
             ("generation spans", &self.spans),
@@ -309,63 +237,10 @@ impl Cases {
     }
 }
 
-fn compare(document: &Value) -> Cases {
+pub fn compare(document: &Value) -> Cases {
     let mut cases = Cases::new(document);
     for template in document["templates"].as_array().unwrap() {
         cases.template(template);
     }
     cases
-}
-
-#[test]
-fn own_templates_render_as_transformers_renders_them() {
-    let document = read(&Path::new(FIXTURES).join("chats.json"));
-    let cases = compare(&document);
-    cases.print();
-    assert!(cases.texts.equal >= 80, "{}", cases.texts.counts());
-    for compared in [&cases.texts, &cases.spans] {
-        assert!(compared.differ.is_empty(), "{}", compared.counts());
-        assert!(
-            compared.only_they_refuse.is_empty(),
-            "{}",
-            compared.counts()
-        );
-        // One chat asks for the title case of a ligature, which is refused in words.
-        let mut refused = compared.only_we_refuse.iter();
-        assert!(refused.all(|why| why.contains("title case of 'ﬁ'")));
-    }
-}
-
-/// Run by `scripts/template_check/check.py`, which says where the cases are.
-#[test]
-#[ignore = "needs real templates, which scripts/template_check/check.py fetches"]
-fn real_templates_render_encode_and_mask_as_transformers_does() {
-    let path =
-        std::env::var_os("KDSCORE_TEMPLATE_CASES").expect("KDSCORE_TEMPLATE_CASES names the cases");
-    let document = read(Path::new(&path));
-    let started = Instant::now();
-    let cases = compare(&document);
-    cases.print();
-    let templates = document["templates"].as_array().unwrap();
-    let chats = templates
-        .first()
-        .map_or(0, |t| t["chats"].as_array().unwrap().len());
-    println!(
-        "{} templates x {chats} chats in {:.1} s",
-        templates.len(),
-        started.elapsed().as_secs_f64()
-    );
-    for compared in [&cases.texts, &cases.spans, &cases.ids, &cases.masks] {
-        assert!(compared.differ.is_empty(), "{}", compared.counts());
-        assert!(
-            compared.only_they_refuse.is_empty(),
-            "{}",
-            compared.counts()
-        );
-    }
-    assert!(
-        cases.texts.only_we_refuse.is_empty(),
-        "{}",
-        cases.texts.counts()
-    );
 }
