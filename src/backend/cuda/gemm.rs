@@ -169,7 +169,7 @@ struct Described {
 /// The library, and what was chosen.
 #[derive(Debug)]
 pub struct Gemm {
-    library: LtLibrary,
+    lt: LtLibrary,
     handle: Handle,
     choices: Mutex<BTreeMap<Shape, Choice>>,
 }
@@ -182,7 +182,7 @@ unsafe impl Sync for Gemm {}
 impl Drop for Gemm {
     fn drop(&mut self) {
         // SAFETY: created in `new`.
-        unsafe { (self.library.destroy)(self.handle) };
+        unsafe { (self.lt.destroy)(self.handle) };
     }
 }
 
@@ -201,7 +201,7 @@ impl Gemm {
             let status = unsafe { (library.create)(&raw mut handle) };
             expect(status, "cublasLtCreate")?;
             let gemm = Gemm {
-                library,
+                lt: library,
                 handle,
                 choices: Mutex::new(BTreeMap::new()),
             };
@@ -214,11 +214,11 @@ impl Gemm {
     /// The library's version as it states it: 130002 for 13.0.2.
     pub fn version(&self) -> usize {
         // SAFETY: takes nothing.
-        unsafe { (self.library.version)() }
+        unsafe { (self.lt.version)() }
     }
 
     pub fn path(&self) -> &Path {
-        &self.library.path
+        &self.lt.path
     }
 
     pub fn chosen(&self, shape: &Shape) -> Option<Choice> {
@@ -280,7 +280,7 @@ impl Gemm {
         let (mut value, mut written) = (0u32, 0);
         let out = (&raw mut value).cast::<c_void>();
         // SAFETY: the settings asked for are numbers of four bytes.
-        let status = unsafe { (self.library.setting)(algorithm, which, out, 4, &raw mut written) };
+        let status = unsafe { (self.lt.setting)(algorithm, which, out, 4, &raw mut written) };
         expect(status, "cublasLtMatmulAlgoConfigGetAttribute")?;
         Ok(value)
     }
@@ -319,7 +319,7 @@ impl Gemm {
         let mut count = 0;
         // SAFETY: all handles live, and there is room for as many results as are asked for.
         let status = unsafe {
-            (self.library.heuristic)(
+            (self.lt.heuristic)(
                 self.handle,
                 described.product.handle,
                 described.weight.handle,
@@ -343,26 +343,26 @@ impl Gemm {
     fn wish(&self) -> Result<Owned> {
         let mut handle = ptr::null_mut();
         // SAFETY: writes a handle.
-        let status = unsafe { (self.library.wish_create)(&raw mut handle) };
+        let status = unsafe { (self.lt.wish_create)(&raw mut handle) };
         expect(status, "cublasLtMatmulPreferenceCreate")?;
         let wish = Owned {
             handle,
-            destroy: self.library.wish_destroy,
+            destroy: self.lt.wish_destroy,
         };
         self.set(
-            self.library.wish_set,
+            self.lt.wish_set,
             &wish,
             WISH_WORKSPACE,
             &(WORKSPACE_BYTES as u64),
         )?;
         self.set(
-            self.library.wish_set,
+            self.lt.wish_set,
             &wish,
             WISH_REDUCTION_MASK,
             &REDUCTION_NONE,
         )?;
         for which in WISH_ALIGNMENTS {
-            self.set(self.library.wish_set, &wish, which, &(ALIGN as u32))?;
+            self.set(self.lt.wish_set, &wish, which, &(ALIGN as u32))?;
         }
         Ok(wish)
     }
@@ -374,7 +374,7 @@ impl Gemm {
         let mut result = Heuristic::default();
         // SAFETY: all handles live; writes one result.
         let status = unsafe {
-            (self.library.check)(
+            (self.lt.check)(
                 self.handle,
                 described.product.handle,
                 described.weight.handle,
@@ -403,7 +403,7 @@ impl Gemm {
         let beta = if tiles.into == Into::Add { 1.0f32 } else { 0.0 };
         // SAFETY: the layouts say what lies where; buffers have room for whole tiles of rows.
         let status = unsafe {
-            (self.library.multiply)(
+            (self.lt.multiply)(
                 self.handle,
                 described.product.handle,
                 (&raw const one).cast(),
@@ -430,13 +430,13 @@ impl Gemm {
     fn describe(&self, p: &Product) -> Result<Described> {
         let mut handle = ptr::null_mut();
         // SAFETY: writes a handle.
-        let status = unsafe { (self.library.product_create)(&raw mut handle, COMPUTE_32F, R_32F) };
+        let status = unsafe { (self.lt.product_create)(&raw mut handle, COMPUTE_32F, R_32F) };
         expect(status, "cublasLtMatmulDescCreate")?;
         let product = Owned {
             handle,
-            destroy: self.library.product_destroy,
+            destroy: self.lt.product_destroy,
         };
-        let set = self.library.product_set;
+        let set = self.lt.product_set;
         self.set(set, &product, DESC_TRANSA, &TRANSPOSED)?;
         if p.bias != 0 {
             self.set(set, &product, DESC_EPILOGUE, &EPILOGUE_BIAS)?;
@@ -459,12 +459,12 @@ impl Gemm {
         let step = length.cast_signed();
         // SAFETY: writes a handle.
         let status = unsafe {
-            (self.library.layout_create)(&raw mut handle, data_type(kind), length, columns, step)
+            (self.lt.layout_create)(&raw mut handle, data_type(kind), length, columns, step)
         };
         expect(status, "cublasLtMatrixLayoutCreate")?;
         Ok(Owned {
             handle,
-            destroy: self.library.layout_destroy,
+            destroy: self.lt.layout_destroy,
         })
     }
 

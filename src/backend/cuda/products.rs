@@ -1,8 +1,8 @@
 //! Linear maps: by the algorithm stored for their shape. The first call of a shape decides it.
 //!
-//! An algorithm is tried on the weight at hand and rows of noise, over and over: on every number of
-//! row tiles, rows at the start, in the middle and at the end must have the bits they have in a
-//! single tile.
+//! An algorithm is tried on the weight at hand and rows of noise, over and over: on numbers of row
+//! tiles from one to the most there is room for, rows at the start, in the middle and at the end must
+//! have the bits they have in a single tile.
 
 use std::time::Instant;
 
@@ -117,6 +117,7 @@ impl Trial<'_> {
         );
         let used = [self.product.x, self.product.out];
         let kept = used.map(|view| self.cuda.read(view.address, view.bytes()));
+        let kept: Vec<Vec<u8>> = kept.into_iter().collect::<Result<_>>()?;
         self.fill_with_noise()?;
         let mut choice = Choice::Own;
         for algorithm in proposals {
@@ -126,7 +127,7 @@ impl Trial<'_> {
             }
         }
         for (view, bytes) in used.iter().zip(kept) {
-            self.cuda.overwrite(view.address, &bytes?)?;
+            self.cuda.overwrite(view.address, &bytes)?;
         }
         Ok(choice)
     }
