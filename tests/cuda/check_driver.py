@@ -40,15 +40,26 @@ def copies_and_launches(folder):
     assert (p.host.read(p.y, COUNT, stream=stream) == p.numbers).all()
 
 
+class Joined(Copier):
+    """An upload on one stream, and a kernel on another that waits for it."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        h = self.host
+        self.copies, self.computes, event = h.stream(), h.stream(), h.event()
+        h.upload(self.x, self.numbers, self.copies)
+        h.call("cuEventRecord", event, self.copies)
+        h.call("cuStreamWaitEvent", self.computes, event, 0)
+        self.launch(self.computes)
+
+    def result(self):
+        return self.host.read(self.y, COUNT, stream=self.computes)
+
+
 @case(streams="lazy", order="reverse")
 def streams_joined_by_an_event(folder):
-    p = Copier(folder)
-    copies, computes, event = p.host.stream(), p.host.stream(), p.host.event()
-    p.host.upload(p.x, p.numbers, copies)
-    p.host.call("cuEventRecord", event, copies)
-    p.host.call("cuStreamWaitEvent", computes, event, 0)
-    p.launch(computes)
-    assert (p.host.read(p.y, COUNT, stream=computes) == p.numbers).all()
+    p = Joined(folder)
+    assert (p.result() == p.numbers).all()
 
 
 def unjoined(folder):
@@ -71,27 +82,16 @@ def missing_dependency_is_seen_by_lazy_streams(folder):
 
 @case(streams="lazy", forgets_waits=1)
 def forgotten_wait(folder):
-    p = Copier(folder)
-    copies, computes, event = p.host.stream(), p.host.stream(), p.host.event()
-    p.host.upload(p.x, p.numbers, copies)
-    p.host.call("cuEventRecord", event, copies)
-    p.host.call("cuStreamWaitEvent", computes, event, 0)
-    p.launch(computes)
-    assert np.isnan(p.host.read(p.y, COUNT, stream=computes)).all()
+    assert np.isnan(Joined(folder).result()).all()
 
 
 def overtaken(folder):
     """What a copy reads if the next upload goes to the same memory, on another stream."""
-    p = Copier(folder)
-    copies, computes, event = p.host.stream(), p.host.stream(), p.host.event()
-    p.host.upload(p.x, p.numbers, copies)
-    p.host.call("cuEventRecord", event, copies)
-    p.host.call("cuStreamWaitEvent", computes, event, 0)
-    p.launch(computes)
+    p = Joined(folder)
     later = p.host.pinned(COUNT)
     later[:] = -1
-    p.host.upload(p.x, later, copies)
-    return p.host.read(p.y, COUNT, stream=computes), p.numbers
+    p.host.upload(p.x, later, p.copies)
+    return p.result(), p.numbers
 
 
 @case(streams="hasty")
