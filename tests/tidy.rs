@@ -260,11 +260,14 @@ fn nothing_is_left_to_do() {
     ];
     let words = halves.map(|(first, second)| first.to_owned() + second);
     let words = words.each_ref().map(String::as_str);
-    let files = source().into_iter();
-    expect_none(
-        files.flat_map(|f| f.places_of(&words)).collect(),
-        "unfinished code",
-    );
+    // Such words stand in comments most of all, which the other rules leave out.
+    let mut places = Vec::new();
+    for file in source() {
+        let lines = file.text.lines().zip(1..);
+        let marked = lines.filter(|(line, _)| words.iter().any(|word| line.contains(word)));
+        places.extend(marked.map(|(line, at)| format!("{}:{at}: {}", file.path, line.trim())));
+    }
+    expect_none(places, "unfinished code");
 }
 
 #[test]
