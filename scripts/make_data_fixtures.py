@@ -8,6 +8,7 @@ Needs pyarrow and datasets (4.7 or later, for columns of JSON). Nothing is drawn
     chats.parquet        messages as a list of structs, with the null padding that structs bring
     padded.parquet       tool calls whose arguments are structs padded with nulls
     json.parquet         message content stored as arrow.json, tools as JSON text
+    lz4.parquet, brotli.parquet   texts, compressed so
     wide.parquet         the types a column may have, beside a text; dictionary and large strings
     saved/               datasets.save_to_disk, two data files listed out of order in state.json
     splits/              a DatasetDict with train and test
@@ -43,6 +44,8 @@ def write_parquet(out):
     pq.write_table(pa.table({
         "text": pa.array(["one", "two", "one"]).dictionary_encode(), "n": pa.array([1, None, 3], pa.int8()), "f": pa.array([1.5, 2.5, None], pa.float32()),
         "when": pa.array([0, 1, 2], pa.timestamp("us")), "raw": pa.array([b"x", None, b"z"]), "l": pa.array([["a"], [], None], pa.large_list(pa.large_string()))}), out / "wide.parquet", compression="gzip")
+    for compression in ("lz4", "brotli"):
+        pq.write_table(pa.table({"text": [f"compressed with {compression}"]}), out / f"{compression}.parquet", compression=compression)
 
 
 def write_arrow(out):

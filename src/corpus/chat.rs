@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::encode::TokenisedRow;
 use super::problem::{Reason, RowProblem, RowResult, quoted};
 use super::remarks::{
-    note_answers, note_arguments, note_completion, note_dropped, note_others, note_straddlers,
+    note_answers, note_arguments, note_completion, note_dropped, note_others, note_parts,
+    note_straddlers,
 };
 use super::rows::Chat;
 use super::rules::{LossRule, Straddle};
@@ -119,6 +120,7 @@ pub fn encode_chat(
     note_dropped(chat, &rendering.whole.text, &mut findings);
     note_answers(chat, &trained, &mut findings);
     note_arguments(chat, &rendering.whole.text, &mut findings);
+    note_parts(template, chat, &rendering.whole.text, &mut findings);
     if rules.loss == LossRule::Completion {
         note_completion(chat, &mut findings);
     }

@@ -32,14 +32,13 @@ pub struct RowEncoder {
     pub rules: ChatRules,
     pub vocab_size: usize,
     pub max_length: Option<usize>,
-    /// Tokens are to be those of transformers 5.
-    pub is_transformers_5: bool,
 }
 
 impl RowEncoder {
     /// # Errors
     /// Why the row can't be in the corpus.
     pub fn encode(&self, row: SourceRow) -> RowResult<TokenisedRow> {
+        let is_text = !matches!(row, SourceRow::Tokens(_));
         let mut row = match row {
             SourceRow::Tokens(tokens) => self.tokens(tokens)?,
             SourceRow::Text(text) => self.text(&text, 0)?,
@@ -65,6 +64,13 @@ impl RowEncoder {
                 )?
             }
         };
+        if is_text && let Some(how) = self.tokenizer().rebuilt() {
+            row.findings.push(Finding {
+                lint: Lint::RebuiltTokenizer,
+                count: 1,
+                example: how.to_owned(),
+            });
+        }
         self.check(&mut row)?;
         Ok(row)
     }
@@ -208,13 +214,6 @@ impl RowEncoder {
         }
         if let Some(tokenizer) = &self.tokenizer {
             check_bos(tokenizer, row)?;
-            if let Some(built) = tokenizer.rebuilt().filter(|_| self.is_transformers_5) {
-                row.findings.push(Finding {
-                    lint: Lint::RebuiltTokenizer,
-                    count: 1,
-                    example: built.to_owned(),
-                });
-            }
             // Where all is trained, the end of turn is, whatever the template puts behind it.
             if self.rules.loss != LossRule::All {
                 note_end(tokenizer, row);

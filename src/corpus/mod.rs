@@ -29,7 +29,6 @@ mod pieces;
 mod pipeline;
 mod probes;
 mod problem;
-mod rebuilt;
 mod remarks;
 mod rows;
 mod rules;

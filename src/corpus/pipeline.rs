@@ -82,7 +82,7 @@ impl CorpusMaker {
         let tokenizer = plan
             .tokenizer
             .as_deref()
-            .map(TextTokenizer::load)
+            .map(|folder| TextTokenizer::load_as(folder, plan.template.rules))
             .transpose()?;
         let mut ahead = Vec::new();
         let family = match Family::of_format(plan.format) {
@@ -113,9 +113,6 @@ impl CorpusMaker {
                 },
                 vocab_size,
                 max_length: plan.max_length,
-                // Rows of tokens were made elsewhere.
-                is_transformers_5: family != Family::Tokens
-                    && plan.template.rules == TemplateRules::Transformers5,
             },
             plan,
             files,

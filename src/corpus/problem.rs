@@ -75,11 +75,13 @@ pub enum Lint {
     OthersInCompletion,
     /// Arguments of a tool call given as JSON text, which the template prints in another form.
     ArgumentsReprinted,
+    /// A content of several parts that the template would print otherwise if it were handed them.
+    PartsJoined,
     /// A control token written out in a plain text, prompt or completion.
     ControlTokenInText,
     /// A message whose text does not occur in what the template rendered.
     DroppedByTemplate,
-    /// Tokens by a tokenizer.json whose steps transformers 5 replaces.
+    /// Tokens of a class of transformers 5 that does not do what tokenizer.json says.
     RebuiltTokenizer,
     /// Tools that don't occur in what the template rendered.
     ToolsDropped,
@@ -94,13 +96,14 @@ pub enum Lint {
 }
 
 impl Lint {
-    pub const ALL: [Lint; 14] = [
+    pub const ALL: [Lint; 15] = [
         Lint::Straddler,
         Lint::MissingBos,
         Lint::MissingEos,
         Lint::OthersTrained,
         Lint::OthersInCompletion,
         Lint::ArgumentsReprinted,
+        Lint::PartsJoined,
         Lint::ControlTokenInText,
         Lint::DroppedByTemplate,
         Lint::RebuiltTokenizer,
@@ -119,6 +122,7 @@ impl Lint {
             Lint::OthersTrained => "other_roles_trained",
             Lint::OthersInCompletion => "other_roles_in_completion",
             Lint::ArgumentsReprinted => "arguments_reprinted",
+            Lint::PartsJoined => "text_parts_joined",
             Lint::ControlTokenInText => "control_tokens_in_text",
             Lint::DroppedByTemplate => "dropped_by_template",
             Lint::RebuiltTokenizer => "rebuilt_tokenizer",
@@ -149,12 +153,15 @@ impl Lint {
                 "arguments of tool calls are printed in another form than the JSON text they are given as; \
                  --tool-arguments as-given hands that text to the template"
             }
+            Lint::PartsJoined => {
+                "messages have their content as parts, which are joined to one text; handed the parts, \
+                 as transformers does it, this chat template prints another"
+            }
             Lint::ControlTokenInText => "texts hold a control token, written out",
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
             Lint::RebuiltTokenizer => {
-                "sequences have the tokens that tokenizer.json and transformers 4 give, and transformers 5 gives others: \
-                 to have those, save the tokenizer with its save_pretrained and tokenizer_class TokenizersBackend; \
-                 --template-rules transformers-4 says that 4 is meant"
+                "sequences have tokens by the steps of a class of transformers 5, which may differ from those that \
+                 tokenizer.json, transformers 4 and other tools give: --template-rules transformers-4 takes the file's own"
             }
             Lint::ToolsDropped => "chats have tools that the chat template leaves out",
             Lint::EndNotTrained => {

@@ -8,7 +8,7 @@ use super::encode::TokenisedRow;
 use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
 use super::rows::Chat;
 use super::spans::SpanMask;
-use super::template::{ChatTemplate, Rendered, is_space};
+use super::template::{ChatTemplate, Rendered, Until, is_space};
 use super::tokenizer::{Encoded, TextTokenizer};
 use super::written::holds;
 
@@ -143,6 +143,43 @@ pub fn note_dropped(chat: &Chat, rendered: &str, findings: &mut Vec<Finding>) {
             Some(at) => from = at,
         }
     }
+}
+
+/// Messages given as parts, which are joined here, where the template makes another text of the
+/// parts themselves, as transformers hands them.
+pub fn note_parts(
+    template: &ChatTemplate,
+    chat: &Chat,
+    rendered: &str,
+    findings: &mut Vec<Finding>,
+) {
+    if chat.parts.is_empty() {
+        return;
+    }
+    let mut given = chat.clone();
+    for (message, parts) in &chat.parts {
+        given.messages[*message]["content"] = parts.clone();
+    }
+    let text = template
+        .values(&given)
+        .and_then(|values| template.render(&values, Until::End));
+    let example = match text {
+        Ok(found) if found.text == rendered => return,
+        Ok(found) => {
+            let same = found.text.bytes().zip(rendered.bytes());
+            let mut at = same.take_while(|(a, b)| a == b).count();
+            while !found.text.is_char_boundary(at) {
+                at -= 1;
+            }
+            format!("of the parts it prints {}", quoted(&found.text[at..]))
+        }
+        Err(_) => "it fails on the parts".to_owned(),
+    };
+    findings.push(Finding {
+        lint: Lint::PartsJoined,
+        count: chat.parts.len() as u64,
+        example,
+    });
 }
 
 /// Messages of a completion that TRL trains, and this tool does not.

@@ -271,13 +271,16 @@ fn an_interrupted_run_leaves_nothing() {
 
 #[test]
 fn what_a_killed_run_left_is_named() {
-    let bench = Bench::new();
-    bench.write(".out.1.staging/shard-000000/tokens.npy", "");
-    bench.write_rows("rows.jsonl", &chats(1));
-    let ran = bench.prepare(&["--data", "rows.jsonl", "--tokenizer", TEACHER]);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    let says = ".out.1.staging: left by a run that was killed; remove it";
-    assert!(ran.stderr.contains(says), "{}", ran.stderr);
+    for more in [&[][..], &["--quiet"]] {
+        let bench = Bench::new();
+        bench.write(".out.1.staging/shard-000000/tokens.npy", "");
+        bench.write_rows("rows.jsonl", &chats(1));
+        let args = ["--data", "rows.jsonl", "--tokenizer", TEACHER];
+        let ran = bench.prepare(&[&args[..], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let says = ".out.1.staging: left by a run that was killed; remove it";
+        assert!(ran.stderr.contains(says), "{}", ran.stderr);
+    }
 }
 
 /// A prepare of standard input that is at work until it gets its rows.

@@ -123,6 +123,16 @@ fn parquet_rows_lose_their_padding_and_keep_their_flags() {
 }
 
 #[test]
+fn parquet_is_read_however_it_is_compressed() {
+    for compression in ["lz4", "brotli"] {
+        let bench = Bench::new();
+        prepared(&bench, &format!("{DATA}/{compression}.parquet"), &[]);
+        let text = format!("<|bos|>compressed with {compression}<|im_end|>");
+        assert_eq!(bench.trained(), [text]);
+    }
+}
+
+#[test]
 fn case_12_columns_of_json_are_decoded() {
     let bench = Bench::new();
     bench.write("t.jinja", "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}{{ tools[0].function.parameters is mapping }}");
@@ -177,6 +187,26 @@ fn case_11_nulls_in_arguments_are_the_users_to_decide() {
             ],
         );
         assert!(bench.trained()[1].contains(text), "{:?}", bench.trained());
+    }
+}
+
+#[test]
+fn nulls_in_arguments_of_json_lines_are_values_unless_they_are_to_be_dropped() {
+    let call = json!({"function": {"name": "f", "arguments": {"a": 2, "b": null}}});
+    let rows = json!({"messages": [
+        {"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]});
+    let template = "{% for m in messages %}<|im_start|>{% generation %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endgeneration %}{% endfor %}";
+    for (args, text) in [
+        (&[][..], "gof{\"a\": 2, \"b\": null}"),
+        (&["--null-fields", "drop"], "gof{\"a\": 2}"),
+    ] {
+        let bench = Bench::new();
+        bench.write("t.jinja", template);
+        bench.write_rows("rows.jsonl", std::slice::from_ref(&rows));
+        let args = [&["--chat-template", "t.jinja"], args].concat();
+        prepared(&bench, "rows.jsonl", &args);
+        assert_eq!(bench.trained(), [text]);
     }
 }
 

@@ -285,27 +285,3 @@ fn tokens_that_swallow_spaces_are_trained_as_far_as_they_reach() {
     assert_eq!(run("exclude"), (json!(1), "Yo".to_owned()));
     assert_eq!(run("include"), (json!(1), "Yo<|im_end|>".to_owned()));
 }
-
-#[test]
-fn a_tokenizer_that_transformers_5_builds_itself_is_told() {
-    let bench = Bench::new();
-    let file = |name: &str| fs::read(Path::new(TEACHER).join(name)).unwrap();
-    bench.write("own/tokenizer.json", file("tokenizer.json"));
-    let mut config: Value = serde_json::from_slice(&file("tokenizer_config.json")).unwrap();
-    config["tokenizer_class"] = json!("GPTNeoXTokenizer");
-    bench.write("own/tokenizer_config.json", config.to_string());
-    bench.write("rows.jsonl", "{\"text\": \"a\"}");
-    let args = ["--data", "rows.jsonl", "--tokenizer", "own"];
-    let ran = bench.prepare(&[&args[..], &["--template-rules", "transformers-4"]].concat());
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(!ran.stdout.contains("transformers 5"), "{}", ran.stdout);
-    fs::remove_dir_all(bench.path("out")).unwrap();
-    let ran = bench.prepare(&args);
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    let told: String = ran.stdout.split_whitespace().collect();
-    assert!(
-        told.contains("tokenizer_classGPTNeoXTokenizerandbuilds"),
-        "{}",
-        ran.stdout
-    );
-}

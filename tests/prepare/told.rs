@@ -282,3 +282,78 @@ fn a_corpus_is_not_made_among_its_own_sources() {
         assert_eq!(ran.code, 0, "{data} {out}: {}", ran.stderr);
     }
 }
+
+#[test]
+fn parts_that_the_template_would_print_otherwise_are_counted() {
+    let part = |text: &str| json!({"type": "text", "text": text});
+    let rows = |parts: &[&str]| {
+        let parts: Vec<Value> = parts.iter().map(|text| part(text)).collect();
+        json!({"system": "s", "messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": [part("b")]}]})
+    };
+    let trims = "{% for m in messages %}<|im_start|>{% generation %}{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}{{ p.text | trim }}{% endfor %}{% endif %}{% endgeneration %}{% endfor %}";
+    let counted = |template: &str, parts: &[&str]| {
+        let bench = Bench::new();
+        bench.write("t.jinja", template);
+        let facts = bench.prepared(&[rows(parts)], &["--chat-template", "t.jinja"]);
+        facts["lint"]["text_parts_joined"].clone()
+    };
+    assert_eq!(counted(trims, &[" a", "b "]), 0);
+    assert_eq!(counted(trims, &["a ", "b"]), 2);
+    let prints = trims.replace("m.content is string", "true");
+    assert_eq!(counted(&prints, &["a"]), 2);
+    let fails = trims.replace("{% else %}", "{% else %}{{ raise_exception('no') }}");
+    assert_eq!(counted(&fails, &["a"]), 2);
+}
+
+#[test]
+fn a_tokenizer_that_transformers_5_builds_itself_is_built_so_and_told() {
+    let pieces = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/fixtures/checkpoints/pieces.json"
+    );
+    let prepared = |class: &str, args: &[&str]| {
+        let bench = Bench::new();
+        let config = json!({"tokenizer_class": class, "eos_token": "</s>", "bos_token": "<s>", "legacy": true});
+        bench.write("pieces/tokenizer_config.json", config.to_string());
+        bench.write("pieces/tokenizer.json", std::fs::read(pieces).unwrap());
+        bench.write_rows("rows.jsonl", &[json!({"text": " a"})]);
+        let ran = bench.prepare(
+            &[
+                &["--data", "rows.jsonl", "--tokenizer", "pieces", "--json"],
+                args,
+            ]
+            .concat(),
+        );
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        let facts: Value = serde_json::from_str(&ran.stdout).unwrap();
+        (facts, bench.sequences()[0].0.clone())
+    };
+    let (facts, by_class) = prepared("LlamaTokenizerFast", &[]);
+    assert_eq!(facts["tokenizer_class"], "LlamaTokenizer");
+    assert_eq!(facts["lint"]["rebuilt_tokenizer"], 1);
+    let (facts, by_file) = prepared(
+        "LlamaTokenizerFast",
+        &["--template-rules", "transformers-4"],
+    );
+    assert_eq!(
+        (
+            &facts["tokenizer_class"],
+            &facts["lint"]["rebuilt_tokenizer"]
+        ),
+        (&Value::Null, &json!(0))
+    );
+    assert_ne!(by_class, by_file);
+    let (facts, generic) = prepared("PreTrainedTokenizerFast", &[]);
+    assert_eq!(
+        (
+            &facts["tokenizer_class"],
+            &facts["lint"]["rebuilt_tokenizer"]
+        ),
+        (&Value::Null, &json!(0))
+    );
+    assert_eq!(generic, by_file);
+    let (facts, _) = prepared("GPTNeoXTokenizer", &[]);
+    assert_eq!(facts["tokenizer_class"], "GPTNeoXTokenizer");
+    let (facts, _) = prepared("T5Tokenizer", &[]);
+    assert_eq!(facts["lint"]["rebuilt_tokenizer"], 1);
+}

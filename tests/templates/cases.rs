@@ -19,6 +19,14 @@ pub fn read(path: &Path) -> Value {
     serde_json::from_slice(&bytes).unwrap()
 }
 
+/// The generation of transformers that made the document.
+pub fn rules(document: &Value) -> TemplateRules {
+    match document["rules"].as_str() {
+        Some("transformers-4") => TemplateRules::Transformers4,
+        _ => TemplateRules::Transformers5,
+    }
+}
+
 pub fn tokens() -> Vec<(String, String)> {
     let tokens = [
         ("bos_token", "<s>"),
@@ -119,17 +127,13 @@ impl Cases {
             })
         };
         Cases {
-            rules: match document["rules"].as_str() {
-                Some("transformers-4") => TemplateRules::Transformers4,
-                _ => TemplateRules::Transformers5,
-            },
+            rules: rules(document),
             tokenizers: tokenizers
                 .filter(|(name, _)| used(name))
                 .map(|(name, folder)| {
-                    (
-                        name.clone(),
-                        TextTokenizer::load(Path::new(folder.as_str().unwrap())).unwrap(),
-                    )
+                    let folder = Path::new(folder.as_str().unwrap());
+                    let tokenizer = TextTokenizer::load_as(folder, rules(document)).unwrap();
+                    (name.clone(), tokenizer)
                 })
                 .collect(),
             texts: Compared::default(),

@@ -1,7 +1,8 @@
-//! Templates against transformers: every small expression of the goldens, and the project's own
-//! templates. Real ones are a target of their own, `real.rs`.
+//! Templates and tokenizers against transformers: every small expression of the goldens, and the
+//! project's own templates and tokenizers. Real ones are a target of their own, `real.rs`.
 
 mod cases;
+mod checkpoints;
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use kdscore::corpus::{Chat, TemplateRules, Until};
 use serde_json::json;
 
 use cases::*;
+use checkpoints::{compare_checkpoints, expect_equal};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/templates");
 
@@ -98,5 +100,14 @@ fn own_templates_render_as_transformers_renders_them() {
         // One chat asks for the title case of a ligature, which is refused in words.
         let mut refused = compared.only_we_refuse.iter();
         assert!(refused.all(|why| why.contains("title case of 'ﬁ'")));
+    }
+}
+
+#[test]
+fn tokenizers_are_those_that_each_transformers_makes_of_a_checkpoint() {
+    let folder = Path::new(FIXTURES).join("../checkpoints");
+    for rules in ["transformers-5", "transformers-4"] {
+        let document = read(&folder.join(format!("{rules}.json")));
+        expect_equal(&compare_checkpoints(&document));
     }
 }

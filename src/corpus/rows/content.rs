@@ -19,6 +19,15 @@ pub struct Content {
     pub has_text: bool,
 }
 
+/// The parts as a template may be handed them, where all are text.
+pub fn text_parts(parts: &[Value]) -> Option<Value> {
+    let text = |part: &Value| {
+        let text = part.get("text").or_else(|| part.get("content"))?;
+        (part["type"] == "text").then(|| json!({"type": "text", "text": text}))
+    };
+    parts.iter().map(text).collect()
+}
+
 /// # Errors
 /// A part of another kind, or with keys that are not read.
 pub fn take_parts(place: &str, parts: Vec<Value>) -> RowResult<Content> {

@@ -87,12 +87,17 @@ const ROWS: [(&[&str], &str); 23] = [
     ),
 ];
 
+const PREFERENCE: &str = "expected chats with their answers, found a preference row; put the chosen answer behind conversations, \
+     or --format sharegpt reads conversations alone";
 /// Rows that have a format's keys and mean something else.
-const MISTAKEN: [(&[&str], &str); 2] = [
+const MISTAKEN: [(&[&str], &str); 3] = [
     (
         &["conversations", "chosen/value", "rejected/value"],
-        "expected chats with their answers, found a preference row; put the chosen answer behind conversations, \
-     or --format sharegpt reads conversations alone",
+        PREFERENCE,
+    ),
+    (
+        &["conversations", "chosen/content", "rejected/content"],
+        PREFERENCE,
     ),
     (
         &["text", "message_id", "parent_id"],

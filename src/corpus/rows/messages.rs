@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::calls::{calls_of_text, check_calls, tools};
-use super::content::take_parts;
+use super::content::{take_parts, text_parts};
 use super::flags::{TurnFlags, take_flags};
 use super::{hints, key_list, take_string};
 use crate::corpus::json::{is_no_json, kind, parse_strict};
@@ -49,6 +49,8 @@ pub struct Chat {
     pub completion: Option<usize>,
     /// Arguments of tool calls given as JSON text, and that text as JSON is printed.
     pub reprinted: Vec<(String, String)>,
+    /// Contents given as parts that are all text, by their messages' indices.
+    pub parts: Vec<(usize, Value)>,
 }
 
 impl Chat {
@@ -136,8 +138,10 @@ impl Chat {
         message.retain(|k, _| !rules.ignored_keys.contains(k));
         let before = self.messages.len();
         let mut part_flags = Vec::new();
+        let mut given = None;
         if let Some(Value::Array(parts)) = message.get_mut("content") {
             let parts = std::mem::take(parts);
+            given = text_parts(&parts);
             part_flags = self.spread_parts(place, &role, parts, &mut message)?;
         }
         let flags = take_flags(place, &role, &mut message, part_flags)?;
@@ -150,6 +154,9 @@ impl Chat {
             let calls = message.shift_remove("tool_calls").unwrap_or_default();
             self.add_calls(calls);
             return Ok(());
+        }
+        if let Some(parts) = given {
+            self.parts.push((self.messages.len(), parts));
         }
         self.messages.push(message.into());
         self.flags.push(flags);
@@ -220,6 +227,7 @@ impl Chat {
                 self.messages
                     .insert(0, json!({"role": "system", "content": text}));
                 self.flags.insert(0, TurnFlags::default());
+                self.parts.iter_mut().for_each(|(message, _)| *message += 1);
                 Ok(())
             }
         }
@@ -264,11 +272,7 @@ impl Chat {
         if let Some(reasoning) = content.reasoning {
             message.insert("reasoning_content".into(), reasoning.into());
         }
-        if content.has_text || !message.contains_key("tool_calls") {
-            message.insert("content".into(), content.text.into());
-        } else {
-            message.shift_remove("content");
-        }
+        message.insert("content".into(), content.text.into());
         Ok(content.flags)
     }
 
@@ -528,7 +532,7 @@ mod tests {
             Value::from(found.messages.clone()),
             json!([
                 {"role": "user", "content": "ab"},
-                {"role": "assistant", "tool_calls": [{"type": "function", "id": "1", "function": {"name": "f", "arguments": {"z": 1}}}], "reasoning_content": "hm"},
+                {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "1", "function": {"name": "f", "arguments": {"z": 1}}}], "reasoning_content": "hm"},
                 {"role": "tool", "content": "42", "tool_call_id": "1"},
                 {"role": "user", "content": "so?"},
                 {"role": "assistant", "content": "xy"},

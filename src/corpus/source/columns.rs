@@ -59,7 +59,7 @@ impl ColumnFile {
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>> {
         loop {
             let next = guarded(|| self.batches.next()).map_err(|e| anyhow!("{e}"))?;
-            let Some(batch) = next.transpose().map_err(unreadable)? else {
+            let Some(batch) = next.transpose().context("expected whole data")? else {
                 return Ok(None);
             };
             if batch.num_rows() > 0 {
@@ -67,19 +67,6 @@ impl ColumnFile {
                 return Ok(Some(batch));
             }
         }
-    }
-}
-
-/// What the reader's error means: a file packed in a way that is not unpacked here, or a broken one.
-fn unreadable(error: ArrowError) -> anyhow::Error {
-    let text = error.to_string();
-    match text.split_once("Disabled feature at compile time: ") {
-        Some((_, packing)) => anyhow!(
-            "expected a file without compression, or with zstd, snappy or gzip, found one compressed with {}; \
-             write it again with one of these",
-            packing.trim()
-        ),
-        None => anyhow!(error).context("expected whole data"),
     }
 }
 
@@ -352,12 +339,5 @@ mod tests {
             Value::from(row).to_string(),
             r#"{"text":null,"messages":[{"name":null,"tool_calls":[{"function":{"arguments":{"b":[{}]}}}]}]}"#
         );
-    }
-
-    #[test]
-    fn packings_that_are_not_read_are_named() {
-        let error = ArrowError::ParquetError("Disabled feature at compile time: lz4".into());
-        let told = unreadable(error).to_string();
-        assert!(told.contains("found one compressed with lz4"), "{told}");
     }
 }

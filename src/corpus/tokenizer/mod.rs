@@ -1,29 +1,23 @@
 //! The tokenizer of a checkpoint folder: text to ids with byte offsets, special tokens, and the
 //! fingerprint that says whether two folders hold the same tokenizer.
 
+mod added;
+mod built;
+mod version4;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use super::guard::guarded;
 use super::pieces::Pieces;
 use super::problem::{RowProblem, RowResult};
-use super::rebuilt::rebuilt;
+use super::rules::TemplateRules;
 use crate::canonical;
-
-/// The special tokens a chat template knows by name.
-const SPECIAL_NAMES: [&str; 7] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-];
+use built::Make;
 
 /// A checkpoint's tokenizer, made to lose nothing: no truncation, no padding, no random merges,
 /// offsets that include whitespace.
@@ -39,6 +33,7 @@ pub struct TextTokenizer {
     eos: Option<i32>,
     stops: Vec<i32>,
     added: HashSet<i32>,
+    class: Option<String>,
     rebuilt: Option<String>,
     control: ControlTokens,
     pieces: Pieces,
@@ -60,6 +55,14 @@ impl TextTokenizer {
     /// # Errors
     /// A missing or broken file, or a tokenizer whose ids are random.
     pub fn load(folder: &Path) -> Result<TextTokenizer> {
+        TextTokenizer::load_as(folder, TemplateRules::default())
+    }
+
+    /// The same, as one generation of transformers makes it.
+    ///
+    /// # Errors
+    /// As for [`TextTokenizer::load`].
+    pub fn load_as(folder: &Path, rules: TemplateRules) -> Result<TextTokenizer> {
         ensure!(
             !folder.is_file(),
             "{}: expected a folder with a tokenizer.json, found a file; give the folder it stands in, {}",
@@ -67,24 +70,23 @@ impl TextTokenizer {
             parent_of(folder).display()
         );
         let path = folder.join("tokenizer.json");
-        let mut tokenizer = read_tokenizer(&path)?;
-        let fingerprint = fingerprint(&tokenizer)?;
-        refuse_dropout(&tokenizer).with_context(|| path.display().to_string())?;
-        keep_everything(&mut tokenizer).with_context(|| path.display().to_string())?;
-
+        let file = read_tokenizer(&path)?;
+        let fingerprint = fingerprint(&file)?;
+        refuse_dropout(&file).with_context(|| path.display().to_string())?;
         let mut config = read_object(&folder.join("tokenizer_config.json"))?;
-        let special = special_tokens(&config)
+        let made = Made::new(file, &config, folder, rules)
             .with_context(|| folder.join("tokenizer_config.json").display().to_string())?;
-        let special = with_map(special, &folder.join("special_tokens_map.json"))?;
-        refuse_unknown_tokens(&tokenizer, &config, &special)
-            .with_context(|| folder.join("tokenizer_config.json").display().to_string())?;
+        let Made {
+            mut tokenizer,
+            special,
+            class,
+            rebuilt,
+        } = made;
+        keep_everything(&mut tokenizer).with_context(|| path.display().to_string())?;
         let id_of = |name: &str| {
             let (_, text) = special.iter().find(|(n, _)| n == name)?;
             i32::try_from(tokenizer.token_to_id(text)?).ok()
         };
-        let model = read_object(&folder.join("config.json"))?;
-        let model_type = model.get("model_type").and_then(Value::as_str);
-        let rebuilt = rebuilt(&steps(&tokenizer)?, &config, model_type);
         let (bos, eos) = (id_of("bos_token"), id_of("eos_token"));
         let vocab = tokenizer.get_vocab(true);
         let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
@@ -98,6 +100,7 @@ impl TextTokenizer {
             control: ControlTokens::new(added.values()),
             pieces: Pieces::new(added.values()),
             added: added.keys().map(|&id| id as i32).collect(),
+            class,
             rebuilt,
             stops: stop_ids(folder)?,
             config_template: config.remove("chat_template"),
@@ -150,7 +153,13 @@ impl TextTokenizer {
         self.added.contains(&id)
     }
 
-    /// What transformers 5 would build instead of what tokenizer.json says.
+    /// The class of transformers 5 whose steps these are; nothing where they are tokenizer.json's.
+    pub fn class(&self) -> Option<&str> {
+        self.class.as_deref()
+    }
+
+    /// How the tokens differ from those that tokenizer.json alone gives, or that transformers 5
+    /// does, where they may.
     pub fn rebuilt(&self) -> Option<&str> {
         self.rebuilt.as_deref()
     }
@@ -219,6 +228,64 @@ impl TextTokenizer {
     }
 }
 
+/// A tokenizer with its special tokens, by name and text.
+struct Made {
+    tokenizer: Tokenizer,
+    special: Vec<(String, String)>,
+    class: Option<String>,
+    rebuilt: Option<String>,
+}
+
+impl Made {
+    /// The tokenizer that transformers makes of `file`, config.json and tokenizer_config.json.
+    fn new(
+        file: Tokenizer,
+        config: &Map<String, Value>,
+        folder: &Path,
+        rules: TemplateRules,
+    ) -> Result<Made> {
+        let splits = config.get("split_special_tokens");
+        ensure!(
+            splits != Some(&Value::Bool(true)),
+            "split_special_tokens: expected false, found true, which takes control tokens apart; set it to false"
+        );
+        let mut special = added::special_tokens(config, folder)?;
+        let model = read_object(&folder.join("config.json"))?;
+        let (mut tokenizer, mut class, mut rebuilt) = (file.clone(), None, None);
+        match rules {
+            TemplateRules::Transformers4 => {
+                let of_4 = version4::class(config, &model);
+                added::with_class(&mut special, of_4.unwrap_or_default(), config, &file);
+                added::add_tokens(&mut tokenizer, &file, config, &special)?;
+                version4::set(&mut tokenizer, of_4, config, &special)?;
+            }
+            TemplateRules::Transformers5 => match built::make(&file, config, &model) {
+                Make::File => added::add_tokens(&mut tokenizer, &file, config, &special)?,
+                Make::Unknown(name) => {
+                    added::add_tokens(&mut tokenizer, &file, config, &special)?;
+                    rebuilt = Some(format!("the class {name} is not built here"));
+                }
+                Make::Built(made) => {
+                    added::with_class(&mut special, &made.name, config, &file);
+                    tokenizer = made.build(&file)?;
+                    added::add_tokens(&mut tokenizer, &file, config, &special)?;
+                    added::strip_flags(&mut tokenizer, config, &special, made.stripped)?;
+                    let bos = special.iter().find(|(name, _)| name == "bos_token");
+                    made.finish(&mut tokenizer, bos.map(|(_, text)| text.as_str()))?;
+                    rebuilt = made.differs(&file)?;
+                    class = Some(made.name);
+                }
+            },
+        }
+        Ok(Made {
+            tokenizer,
+            special,
+            class,
+            rebuilt,
+        })
+    }
+}
+
 /// The hash of a tokenizer's content: vocabulary, merges, added tokens, normaliser and
 /// pre-tokeniser. Not of the file's bytes, so a re-saved tokenizer keeps it; what only changes
 /// decoding, offsets or the tokens put around a text is left out.
@@ -246,15 +313,6 @@ fn fingerprint(tokenizer: &Tokenizer) -> Result<String> {
     }
     drop_key(&mut value["pre_tokenizer"], "trim_offsets");
     Ok(canonical::fingerprint(&value))
-}
-
-/// The steps before and behind the model, as the file has them.
-fn steps(tokenizer: &Tokenizer) -> Result<Value> {
-    Ok(json!({
-        "normalizer": tokenizer.get_normalizer().map(serde_json::to_value).transpose()?,
-        "pre_tokenizer": tokenizer.get_pre_tokenizer().map(serde_json::to_value).transpose()?,
-        "decoder": tokenizer.get_decoder().map(serde_json::to_value).transpose()?,
-    }))
 }
 
 fn drop_key(value: &mut Value, key: &str) {
@@ -367,58 +425,6 @@ fn read_object(path: &Path) -> Result<Map<String, Value>> {
         .with_context(|| format!("{}: expected a JSON object", path.display()))
 }
 
-fn special_tokens(config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
-    let mut found = Vec::new();
-    for name in SPECIAL_NAMES {
-        let text = match config.get(name) {
-            None | Some(Value::Null) => continue,
-            Some(Value::String(text)) => text,
-            Some(token) => token["content"].as_str().with_context(|| {
-                format!("{name}: expected a string or a token with content, found {token}")
-            })?,
-        };
-        found.push((name.to_owned(), text.to_owned()));
-    }
-    Ok(found)
-}
-
-/// Names that tokenizer_config.json leaves out come from special_tokens_map.json, as transformers
-/// reads them.
-fn with_map(mut special: Vec<(String, String)>, path: &Path) -> Result<Vec<(String, String)>> {
-    let more = special_tokens(&read_object(path)?).with_context(|| path.display().to_string())?;
-    for (name, text) in more {
-        if !special.iter().any(|(known, _)| *known == name) {
-            special.push((name, text));
-        }
-    }
-    Ok(special)
-}
-
-/// transformers would add a token that tokenizer.json lacks, and encode otherwise than this file
-/// says.
-fn refuse_unknown_tokens(
-    tokenizer: &Tokenizer,
-    config: &Map<String, Value>,
-    special: &[(String, String)],
-) -> Result<()> {
-    let ends = special
-        .iter()
-        .filter(|(name, _)| name == "bos_token" || name == "eos_token");
-    let ends = ends.map(|(name, text)| (name.as_str(), text.as_str()));
-    let added = config
-        .get("added_tokens_decoder")
-        .and_then(Value::as_object);
-    let added = added.into_iter().flatten();
-    let added = added.filter_map(|(_, token)| token["content"].as_str());
-    for (name, text) in ends.chain(added.map(|text| ("added_tokens_decoder", text))) {
-        ensure!(
-            tokenizer.token_to_id(text).is_some(),
-            "{name}: expected a token of tokenizer.json, found {text:?}, which it doesn't have; save the tokenizer again with transformers' save_pretrained"
-        );
-    }
-    Ok(())
-}
-
 fn stop_ids(folder: &Path) -> Result<Vec<i32>> {
     let mut stops = Vec::new();
     for file in ["config.json", "generation_config.json"] {
@@ -485,6 +491,7 @@ impl ControlTokens {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use serde_json::json;
 
     const TEACHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
 
@@ -534,7 +541,38 @@ mod tests {
     /// Long enough to be looked up when it comes again.
     const LONG: &str = "The prompt that stands in front of every chat, naïve as it is,\n\n and long: 1234567890 1234567890 1234567890 1234567890 1234567890 1234567890.";
 
+    /// The fixtures' tokenizer of pieces, as LlamaTokenizer makes it.
+    fn llama(legacy: bool) -> TextTokenizer {
+        let pieces = Path::new(TEACHER).join("../checkpoints/pieces.json");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(pieces, folder.path().join("tokenizer.json")).unwrap();
+        let config = json!({"tokenizer_class": "LlamaTokenizer", "legacy": legacy});
+        std::fs::write(
+            folder.path().join("tokenizer_config.json"),
+            config.to_string(),
+        )
+        .unwrap();
+        TextTokenizer::load(folder.path()).unwrap()
+    }
+
     proptest! {
+        #[test]
+        fn pieces_become_the_tokens_of_the_whole_where_spaces_are_put_in_front(
+            parts in prop::collection::vec(
+                prop::sample::select(vec!["<s>", "</s>", " ", "  ", "\n", "user", "é", "🙂", LONG]),
+                0..24,
+            ),
+            legacy in any::<bool>(),
+        ) {
+            let (tokenizer, text) = (llama(legacy), parts.concat());
+            for _ in 0..3 {
+                prop_assert_eq!(
+                    tokenizer.encode_rendered(&text).unwrap(),
+                    tokenizer.encode_rendered_whole(&text).unwrap()
+                );
+            }
+        }
+
         #[test]
         fn pieces_become_the_tokens_of_the_whole(
             parts in prop::collection::vec(
