@@ -47,6 +47,8 @@ pub enum Command {
     Verify(VerifyCommand),
     /// How far a scored set is, without reading its arrays.
     Status(StatusArgs),
+    /// How far apart two scored sets of one corpus are, row by row.
+    Diff(DiffArgs),
     /// Look at rows: of a scored set, or of a text or chat scored on the spot.
     Show(ShowArgs),
 }
@@ -394,6 +396,15 @@ pub struct VerifyArgs {
 pub struct StatusArgs {
     /// Folder of the scored set.
     pub out: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    /// Folder of a scored set, a.
+    pub a: PathBuf,
+
+    /// Folder of another, b, of the same corpus.
+    pub b: PathBuf,
 }
 
 #[derive(Args, Debug)]

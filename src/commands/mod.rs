@@ -1,6 +1,7 @@
 //! One file per command. A command does its work and hands back an [`Outcome`]; `main` prints it.
 
 mod devices;
+mod diff;
 mod machine;
 mod pilot;
 mod plan;
@@ -95,6 +96,7 @@ pub fn execute(cli: Cli, interrupt: &Interrupt) -> Result<Outcome> {
             verify::verify(&settings, &teacher::fingerprint, interrupt)
         }
         Command::Status(args) => status::status(&args.out),
+        Command::Diff(args) => diff::diff(&args, interrupt),
         Command::Show(args) => show::show(&args),
     }
 }

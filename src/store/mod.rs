@@ -20,6 +20,7 @@
 pub mod bytes;
 pub mod check;
 pub mod commit;
+pub mod compare;
 pub mod corpus;
 pub mod corpus_writer;
 pub mod disk;

@@ -145,14 +145,19 @@ impl<'a> ScoredRows<'a> {
     }
 
     /// Log-prob of `token` as far as the row knows it: a token outside the top-k gets an even
-    /// share of the tail. A tail that was rounded to 0 counts as the most that rounds to 0.
+    /// share of the tail.
     pub fn logp_of(&self, row: usize, token: i32) -> f64 {
         if let Some(j) = self.rank(row, token) {
             return f64::from(self.logp(row, j));
         }
-        let tail = f64::from(self.tail(row)).max(self.tail.half_spacing(0.0));
+        let tail = self.tail_at_most(row);
         let outside = self.vocab.saturating_sub(self.k).max(1);
         (tail / outside as f64).ln()
+    }
+
+    /// The tail mass; one that was rounded to 0 counts as the most that rounds to 0.
+    pub(super) fn tail_at_most(&self, row: usize) -> f64 {
+        f64::from(self.tail(row)).max(self.tail.half_spacing(0.0))
     }
 
     pub(super) fn logp_half_spacing(&self, value: f32) -> f64 {

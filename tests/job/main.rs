@@ -4,6 +4,7 @@ mod bad_teacher;
 mod checkpoint;
 mod context;
 mod determinism;
+mod diff;
 mod golden;
 mod interrupted;
 mod kill;
