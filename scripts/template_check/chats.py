@@ -53,6 +53,9 @@ def chats():
             {"role": "tool", "name": "search", "tool_call_id": "call00001", "content": "none <found> & \"gone\""},
             {"role": "tool", "name": "get_weather", "tool_call_id": "call00002", "content": "mild"},
             assistant("Nothing, but mild.")], "tools": [SEARCH, WEATHER]},
+        {"messages": [user("Tune it at 0.00003"), assistant("", tool_calls=[call("tune", {"lr": 1e-5, "eps": 2.5e-12, "decay": 0.1})])],
+         "tools": [{"type": "function", "function": {"name": "tune", "description": "Tunes", "parameters": {
+             "type": "object", "properties": {"lr": {"type": "number", "minimum": 1e-7, "description": "rate"}}, "required": ["lr"]}}}]},
         {"messages": [user("Only tools are there"), assistant("No need for them.")], "tools": [WEATHER]},
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [call("search", {})]} if i == 1 else m
                       for i, m in enumerate([user("go"), None, {"role": "tool", "name": "search", "tool_call_id": "call00001",

@@ -20,12 +20,13 @@ CLASSES = [None, "PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer
 MODELS = [None, "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "deepseek_v3", "gpt_oss",
           "granite", "cohere", "gpt_neox", "starcoder2", "smollm3"]
 SPM_CLASSES = [None, "LlamaTokenizer", "LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "GemmaTokenizer", "PreTrainedTokenizerFast"]
+NAMES = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
 TURN = {"content": "<|turn|>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 TEXTS = [
     "", " ", "  ", "\n", "\t\n", "Hello", " Hello", "  Hello  world ", "Hello world\n", "\nHello", "a  b   c    d", "don't I'LL we've", "1234567 12,345.67",
     "na\u00efve caf\u00e9", "nai\u0308ve cafe\u0301", "\u6771\u4eac \u30c6\u30b9\u30c8", "\U0001f642 \U0001f469\u200d\U0001f680", "\u2581x \u2581 y\u2581", "x\u00a0y\u2003z",
     "<s>", "<s>Hello", "<s> Hello</s>", "<s>[INST] Hi [/INST] Yes. </s><s>[INST] No? [/INST]", "a<unk>b", "a <unk> b", "</s>\n</s>",
-    "<|turn|>user\nHi<|turn|>\n", "a <|turn|> b", "a<|turn|>b", "  <|turn|>  x", "<|TURN|>", "<|im_start|>user\n 1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n",
+    "a <|more|>b", "<|turn|>user\nHi<|turn|>\n", "a <|turn|> b", "a<|turn|>b", "  <|turn|>  x", "<|TURN|>", "<|im_start|>user\n 1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n",
     "<|endoftext|>a<|endoftext|>", "<bos><start_of_turn>user\nHi<end_of_turn>\n", "def f(x):\n    return x  # done\n\n\n", "\u0391\u03b1 \u0416\u0436 \u05d0 \u0627 \u0915\u094d\u0937",
     "A\u0301\u0323 \u1e69 \ufb01 \u00bd", "{\"a\": [1, 2.5e-3, null]}", "x" * 60, " " * 17 + "y",
 ]
@@ -99,6 +100,16 @@ def variation(draw, tokenizer, classes):
     if named:
         config["tokenizer_class"] = named
     files = {}
+    if draw.random() < 0.3:
+        names = {name: draw.choice(tokenizer["added_tokens"])["content"] for name in ("bos_token", "eos_token", "pad_token") if draw.random() < 0.5}
+        if names and draw.random() < 0.3:
+            name = draw.choice(list(names))
+            names[name] = {"content": names[name], "lstrip": draw.random() < 0.5, "normalized": False, "rstrip": False, "single_word": False}
+        files["special_tokens_map.json"] = names
+    if draw.random() < 0.15:
+        files["added_tokens.json"] = {"<|more|>": size + 1 if in_file else size}
+    if draw.random() < 0.2:
+        config[draw.choice(["bos_token", "eos_token"])] = None
     if draw.random() < 0.9:
         files["tokenizer_config.json"] = config
     model = draw.choice(MODELS)
@@ -111,7 +122,7 @@ def known_tokens(files):
     """A special token that neither file holds gets an id from transformers for which the model has no embedding."""
     file = files["tokenizer.json"]
     listed = files.get("tokenizer_config.json", {}).get("added_tokens_decoder", {})
-    known = {(i, token) for token, i in file["model"]["vocab"].items()}
+    known = {(i, token) for token, i in [*file["model"]["vocab"].items(), *files.get("added_tokens.json", {}).items()]}
     return known | {(t["id"], t["content"]) for t in file["added_tokens"]} | {(int(i), t["content"]) for i, t in listed.items()}
 
 
@@ -126,6 +137,9 @@ def encode(place, files, case):
     try:
         tokenizer = oracle.transformers.AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
         known = known_tokens(files)
+        texts = {token for _, token in known}
+        named = ((name, getattr(tokenizer, name)) for name in NAMES)
+        case["named"] = {name: token for name, token in named if token in texts or (token and name not in ("bos_token", "eos_token"))}
         for kind, around in (("plain", True), ("rendered", False)):
             ids = [list(tokenizer(text, add_special_tokens=around)["input_ids"]) for text in TEXTS]
             case[kind] = [found if known.issuperset(zip(found, tokenizer.convert_ids_to_tokens(found))) else None for found in ids]

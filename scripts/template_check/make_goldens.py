@@ -23,7 +23,7 @@ from chats import chats
 from expressions import expressions
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests/fixtures/templates"
-SEED, COUNT = 20240726, 3000
+SEED, COUNT = 20240726, 2500
 CHAT = {"messages": [{"role": "user", "content": "a b", "items": 1, "n": 2}, {"role": "assistant", "content": "Hé's\n"}]}
 
 

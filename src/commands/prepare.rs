@@ -126,6 +126,7 @@ fn settled_facts(maker: &CorpusMaker, probes: Option<&Probes>) -> Map<String, Va
     let facts = json!({
         "vocab_size": maker.vocab_size(),
         "tokenizer_fingerprint": maker.tokenizer().map(|t| t.fingerprint()),
+        "tokenizer_settings": maker.tokenizer().map(|t| t.settings()),
         "tokenizer_class": maker.tokenizer().and_then(TextTokenizer::class),
         "bos_token": maker.tokenizer().and_then(bos_text),
         "template_fingerprint": probes.map(Probes::fingerprint),
@@ -400,7 +401,7 @@ fn table(facts: &Value) -> String {
             format!("{} ({share:.1} % of the tokens)", count(figure("rows"))),
         ),
         ("length", length_line(&facts["lengths"])),
-        ("vocabulary", count(figure("vocab_size"))),
+        ("vocabulary", vocabulary(facts)),
         ("BOS", bos_state(facts)),
     ]);
     for lint in Lint::ALL {
@@ -420,6 +421,17 @@ fn length_line(lengths: &Value) -> String {
     let figures = ["min", "median", "p90", "p99", "max"];
     let figures = figures.map(|name| format!("{} {name}", count(number(&lengths[name]))));
     figures.join(", ")
+}
+
+fn vocabulary(facts: &Value) -> String {
+    let size = count(number(&facts["vocab_size"]));
+    match facts["tokenizer_class"].as_str() {
+        None => size,
+        Some(class) => format!(
+            "{size}; tokenised as transformers 5's {class} does, which has steps of its own beside tokenizer.json \
+             (--template-rules transformers-4 takes the file's)"
+        ),
+    }
 }
 
 fn bos_state(facts: &Value) -> String {

@@ -17,7 +17,7 @@ use super::remarks::{
 use super::rows::Chat;
 use super::rules::{LossRule, Straddle};
 use super::spans::{all_trained, span_mask};
-use super::template::{ChatTemplate, ChatValues, Rendered, Until, is_space};
+use super::template::{ChatTemplate, ChatValues, REFUSED_IN_WORDS, Rendered, Until, is_space};
 use super::tokenizer::{Encoded, TextTokenizer};
 use super::written::{Learnt, check_control_tokens};
 
@@ -58,6 +58,7 @@ struct Rendering<'a> {
     values: ChatValues,
     whole: Rendered,
     encoded: Encoded,
+    loss: LossRule,
 }
 
 /// A chat's tokens and loss mask.
@@ -91,6 +92,7 @@ pub fn encode_chat(
         values,
         whole,
         encoded,
+        loss: rules.loss,
     };
     let trained = trained_turns(chat, rules.loss)?;
     let mut findings = Vec::new();
@@ -131,8 +133,12 @@ pub fn encode_chat(
     })
 }
 
-/// Says what most often is wrong with a chat that a template fails on.
+/// Says what most often is wrong with a chat that a template fails on. One that refuses it in
+/// words of its own has said so itself.
 fn with_hint(mut problem: RowProblem, chat: &Chat) -> RowProblem {
+    if problem.message.contains(REFUSED_IN_WORDS) {
+        return problem;
+    }
     let calls = |m: &Value| m["tool_calls"].is_array();
     let mute = |m: &Value| calls(m) && m.get("content").is_none();
     if let Some(i) = chat.messages.iter().position(mute) {
@@ -151,6 +157,16 @@ fn with_hint(mut problem: RowProblem, chat: &Chat) -> RowProblem {
     problem
 }
 
+/// Where two texts part, what the first and what the second goes on with.
+pub fn apart(first: &str, second: &str) -> (String, String) {
+    let same = first.bytes().zip(second.bytes());
+    let mut at = same.take_while(|(a, b)| a == b).count();
+    while !first.is_char_boundary(at) || !second.is_char_boundary(at) {
+        at -= 1;
+    }
+    (quoted(&first[at..]), quoted(&second[at..]))
+}
+
 fn generated_by(
     mask_template: &ChatTemplate,
     chat: &Chat,
@@ -160,16 +176,12 @@ fn generated_by(
     if found.text == text {
         return Ok(found.generated);
     }
-    let at = found
-        .text
-        .bytes()
-        .zip(text.bytes())
-        .take_while(|(a, b)| a == b)
-        .count();
+    let (theirs, ours) = apart(&found.text, text);
     Err(RowProblem::new(
         Reason::TemplateRefusal,
         format!(
-            "expected the mask template to render what the chat template does, found another text from byte {at} on"
+            "expected the mask template to render what the chat template does, {ours}, found {theirs}; \
+             one that is to print another text is a --chat-template of its own"
         ),
     ))
 }
@@ -184,8 +196,13 @@ fn trained_turns(chat: &Chat, loss: LossRule) -> RowResult<Vec<usize>> {
     if role(last) == "user" {
         return Err(RowProblem::new(
             Reason::NoScoredPosition,
-            "expected the assistant's answer last, found a user's message; \
-             take the messages behind the last answer out of the row, for nothing is learnt there",
+            match chat.assistant_turns().next() {
+                None => "expected an answer of the assistant, found none",
+                Some(_) => {
+                    "expected the assistant's answer last, found a user's message; \
+                     take the messages behind the last answer out of the row, for nothing is learnt there"
+                }
+            },
         ));
     }
     let mut turns: Vec<usize> = chat.assistant_turns().collect();
@@ -320,8 +337,14 @@ impl Rendering<'_> {
 
     /// What lies between the render up to an answer and the render through it.
     fn turn_by_prefix(&self, turn: usize) -> RowResult<Range<usize>> {
-        let start = self.prefix_length(Until::Before(turn))?;
-        self.check_header(turn, start)?;
+        let start = match (turn, self.prefix_length(Until::Before(turn))) {
+            (0, Err(_)) => self.start_of_first()?,
+            (_, start) => {
+                let start = start?;
+                self.check_header(turn, start)?;
+                start
+            }
+        };
         let end = match self.prefix_length(Until::First(turn + 1)) {
             Ok(end) => self.ended_at_control(start..end.max(start)).end,
             Err(problem) => self.end_by_place(turn).ok_or(problem)?,
@@ -353,7 +376,52 @@ impl Rendering<'_> {
         let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets);
         let mut behind = tokens.filter(|(_, (start, _))| *start >= place);
         let (_, &(start, end)) = behind.find(|(id, span)| self.is_control(**id, span))?;
-        is_blank(self.whole.text.get(place..start)).then_some(end)
+        let begins = self.turns_begin_with(turn, &self.whole.text[start..end]);
+        (!begins && is_blank(self.whole.text.get(place..start))).then_some(end)
+    }
+
+    /// Many templates can't be rendered before the first message. A chat that begins with the
+    /// assistant is told apart by the header of another answer, which must stand right before the
+    /// content of the first.
+    fn start_of_first(&self) -> RowResult<usize> {
+        let start = || -> Option<usize> {
+            let another = self.chat.assistant_turns().find(|&i| i > 0)?;
+            let render = |until| Some(self.template.render(&self.values, until).ok()?.text);
+            let (before, without) = (
+                render(Until::Before(another))?,
+                render(Until::First(another))?,
+            );
+            let header = before.strip_prefix(&without).filter(|h| !h.is_empty())?;
+            let (_, text) = self.chat.texts().find(|(i, _)| *i == 0)?;
+            let blank = text.len() - text.trim_start_matches(is_space).len();
+            if blank == text.len() || self.chat.messages[0]["content"].as_str() != Some(text) {
+                return None;
+            }
+            let places = self.template.places(self.chat, 0, &[blank], &self.whole);
+            let place = *places.ok()?.first()?;
+            let end = self.whole.text[..place].rfind(header)? + header.len();
+            is_blank(self.whole.text.get(end..place)).then_some(end)
+        };
+        start().ok_or_else(|| {
+            RowProblem::new(
+                Reason::TemplateRefusal,
+                "message 0: expected a system or user message first, for this chat template can't be rendered before it, \
+                 found the assistant's; put a system message in front, leave this one untrained (weight 0), or give a copy \
+                 with generation blocks with --mask-template",
+            )
+        })
+    }
+
+    /// Whether the header of a message begins with `control`.
+    fn turns_begin_with(&self, turn: usize, control: &str) -> bool {
+        let render = |until| self.template.render(&self.values, until).ok();
+        let before = render(Until::Before(turn)).map(|r| r.text);
+        let without = render(Until::First(turn)).map(|r| r.text);
+        let header = before.zip(without);
+        header.is_some_and(|(before, without)| {
+            let header = before.strip_prefix(&without).unwrap_or_default();
+            header.trim_start_matches(is_space).starts_with(control)
+        })
     }
 
     /// A template that prints no header when asked for the answer's would have it trained.
@@ -369,7 +437,7 @@ impl Rendering<'_> {
             return Ok(());
         }
         let without = self.template.render(&self.values, Until::First(turn))?;
-        if without.text.len() != start {
+        if !without.text.starts_with(&self.whole.text[..start]) {
             return Ok(());
         }
         if begins && self.content_begins(turn, first, start) {
@@ -413,12 +481,18 @@ impl Rendering<'_> {
             Until::First(count) => format!("through message {}", count - 1),
             Until::End => "as a whole".to_owned(),
         };
+        let (part, whole) = apart(&part, &self.whole.text);
+        let or =
+            match self.loss == LossRule::LastAssistant || self.chat.assistant_turns().count() < 2 {
+                true => "",
+                false => ", or train the last answer alone with --loss last-assistant",
+            };
         Err(RowProblem::new(
             Reason::TemplateRefusal,
             format!(
-                "expected the chat rendered {place} to be the beginning of the whole chat, found another text: \
+                "expected the chat rendered {place} to be the beginning of the whole chat, {whole}, found {part}: \
                  this template needs generation blocks to say what the assistant wrote; \
-                 give a copy that has them with --mask-template, or train the last answer alone with --loss last-assistant"
+                 give a copy that has them with --mask-template{or}"
             ),
         ))
     }

@@ -32,6 +32,8 @@ pub struct RowEncoder {
     pub rules: ChatRules,
     pub vocab_size: usize,
     pub max_length: Option<usize>,
+    /// A BOS is expected at the start of a row.
+    pub is_bos_due: bool,
 }
 
 impl RowEncoder {
@@ -47,7 +49,16 @@ impl RowEncoder {
                     LossRule::All => 0,
                     _ => prompt.len(),
                 };
-                self.text(&(prompt + &completion), trained_from)?
+                let is_empty = completion.trim().is_empty();
+                let mut row = self.text(&(prompt + &completion), trained_from)?;
+                if is_empty {
+                    row.findings.push(Finding {
+                        lint: Lint::EmptyAnswer,
+                        count: 1,
+                        example: "the completion".to_owned(),
+                    });
+                }
+                row
             }
             SourceRow::Segments(segments) => self.segments(&segments)?,
             SourceRow::Chat(chat) => {
@@ -128,8 +139,12 @@ impl RowEncoder {
             ),
         };
         note_straddlers(&encoded, &masked, text, &mut findings);
+        // An EOS of the prompt ends no completion.
+        let last = encoded.offsets.last().copied().unwrap_or_default();
+        let ends = tokenizer.eos().is_some()
+            && encoded.ids.last().copied() == tokenizer.eos()
+            && (last.0 >= trained_from || last.0 == last.1);
         let (mut tokens, mut loss_mask) = (encoded.ids, masked.loss_mask);
-        let ends = tokens.last().copied() == tokenizer.eos() && !tokens.is_empty();
         match tokenizer.eos() {
             Some(_) if ends => {
                 // The tokenizer's own EOS stands for no text, so no span holds it.
@@ -213,7 +228,7 @@ impl RowEncoder {
             return Err(outside(i64::from(row.tokens[t]), t, self.vocab_size));
         }
         if let Some(tokenizer) = &self.tokenizer {
-            check_bos(tokenizer, row)?;
+            check_bos(tokenizer, self.is_bos_due, row)?;
             // Where all is trained, the end of turn is, whatever the template puts behind it.
             if self.rules.loss != LossRule::All {
                 note_end(tokenizer, row);

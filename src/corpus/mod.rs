@@ -6,13 +6,13 @@
 //! |---|---|---|
 //! | `messages` | every answer of the assistant, through its end token | axolotl, ms-swift and verl the same; TRL everything unless `assistant_only_loss`: `--loss all`; TRL's GKD and NeMo RL the last answer: `--loss last-assistant` |
 //! | `conversations` (ShareGPT) | every `gpt` and `function_call` turn | LLaMA-Factory the same |
-//! | `instruction`, `input`, `output`, `history` (alpaca) | the output and the answers of `history` | LLaMA-Factory the same, with `mask_history` the output alone: `--loss last-assistant`; axolotl prints the Alpaca prompt instead of a chat: give that as `--chat-template` |
+//! | `instruction`, `input`, `output`, `history` (alpaca) | the output and the answers of `history` | LLaMA-Factory the same, with `mask_history` the output alone: `--loss last-assistant`; axolotl prints the Alpaca prompt and encodes prompt and answer apart: write such rows as `prompt` and `completion` |
 //! | `conversation` of `human`, `assistant`; `query`, `response` | every answer | ms-swift the same |
 //! | `prompt`, `completion` | the completion and an EOS; of messages, its answers | TRL the same, but of messages all behind the prompt, other roles, headers and the line end behind the last end token too; the prompt too: `--loss all` |
 //! | `text` | everything; BOS by the tokenizer where the text brings none, an EOS behind it | TRL, axolotl and LLaMA-Factory the same |
-//! | `segments` (axolotl input_output) | segments with `label: true`; no EOS that isn't written | axolotl encodes segments apart: other ids at their edges |
+//! | `segments` (axolotl input_output) | segments with `label: true`; BOS by the tokenizer where the text brings none, no EOS that isn't written | axolotl adds no BOS and encodes segments apart: other ids at their edges |
 //! | `input_ids` with `labels`, `loss_mask`, `completion_mask`, `assistant_masks` | as given | TRL the same; no labels: `--loss all` |
-//! | `weight`, `train`, `loss`, `loss_scale` of a message; `weight`, `train` of a part | as given; a part without a flag follows its message | axolotl, ms-swift, OpenAI the same; fractions are refused |
+//! | `weight`, `train`, `loss`, `loss_scale` of a message; `weight`, `train` of a part | as given, of the assistant's messages; a part without a flag follows its message | axolotl, ms-swift, OpenAI the same, other roles' messages too, which are refused here; fractions are refused |
 //! | `train_detail` | ranges with `train` true and the end of the turn; of other text nothing, of an empty list no end either | axolotl the same, tokens partly inside too: `--straddle include` |
 //! | a token partly inside | not trained, counted | transformers 5 trains it: `--straddle include` |
 //! | reasoning | with its answer, and only if the template prints it there | TRL and ms-swift train what is left when the template drops it: set `weight` 0 for such turns |

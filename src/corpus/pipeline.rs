@@ -101,8 +101,12 @@ impl CorpusMaker {
             Some(tokenizer) => templates(&plan, family, tokenizer)?,
             None => (None, None),
         };
+        let names_bos = |t: &ChatTemplate| t.sources().any(|s| s.text.contains("bos_token"));
+        let is_bos_due = tokenizer.as_ref().is_some_and(TextTokenizer::adds_bos)
+            || template.as_ref().is_some_and(names_bos);
         Ok(CorpusMaker {
             encoder: RowEncoder {
+                is_bos_due,
                 tokenizer,
                 template,
                 mask_template,

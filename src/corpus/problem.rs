@@ -81,7 +81,7 @@ pub enum Lint {
     ControlTokenInText,
     /// A message whose text does not occur in what the template rendered.
     DroppedByTemplate,
-    /// Tokens of a class of transformers 5 that does not do what tokenizer.json says.
+    /// Tokens by a tokenizer that transformers makes in a way that is not followed here.
     RebuiltTokenizer,
     /// Tools that don't occur in what the template rendered.
     ToolsDropped,
@@ -160,8 +160,8 @@ impl Lint {
             Lint::ControlTokenInText => "texts hold a control token, written out",
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
             Lint::RebuiltTokenizer => {
-                "sequences have tokens by the steps of a class of transformers 5, which may differ from those that \
-                 tokenizer.json, transformers 4 and other tools give: --template-rules transformers-4 takes the file's own"
+                "sequences may have other tokens than transformers gives, for it makes the tokenizer in a way that is not followed here; \
+                 save it again with its save_pretrained to have what it makes in tokenizer.json"
             }
             Lint::ToolsDropped => "chats have tools that the chat template leaves out",
             Lint::EndNotTrained => {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde_json::Value;
 
+use super::chat::apart;
 use super::encode::TokenisedRow;
 use super::problem::{Finding, Lint, Reason, RowProblem, RowResult, quoted};
 use super::rows::Chat;
@@ -17,7 +18,7 @@ const CUT_CHARS_MIN: usize = 200;
 
 /// # Errors
 /// Two BOS tokens at the start.
-pub fn check_bos(tokenizer: &TextTokenizer, row: &mut TokenisedRow) -> RowResult<()> {
+pub fn check_bos(tokenizer: &TextTokenizer, is_due: bool, row: &mut TokenisedRow) -> RowResult<()> {
     let Some(bos) = tokenizer.bos() else {
         return Ok(());
     };
@@ -30,6 +31,7 @@ pub fn check_bos(tokenizer: &TextTokenizer, row: &mut TokenisedRow) -> RowResult
             ),
         )),
         [first, ..] if first == bos => Ok(()),
+        _ if !is_due => Ok(()),
         _ => {
             let first = row.tokens.first().map(|&id| named(tokenizer, id));
             row.findings.push(Finding {
@@ -165,14 +167,7 @@ pub fn note_parts(
         .and_then(|values| template.render(&values, Until::End));
     let example = match text {
         Ok(found) if found.text == rendered => return,
-        Ok(found) => {
-            let same = found.text.bytes().zip(rendered.bytes());
-            let mut at = same.take_while(|(a, b)| a == b).count();
-            while !found.text.is_char_boundary(at) {
-                at -= 1;
-            }
-            format!("of the parts it prints {}", quoted(&found.text[at..]))
-        }
+        Ok(found) => format!("of the parts it prints {}", apart(&found.text, rendered).0),
         Err(_) => "it fails on the parts".to_owned(),
     };
     findings.push(Finding {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::problem::{Reason, RowProblem, RowResult, quoted};
 use super::rows::{Chat, REASONING_KEYS};
-use super::template::{ChatTemplate, Rendered, Until, is_space};
+use super::template::{ChatTemplate, Rendered, Until, float_text, is_space};
 use super::tokenizer::TextTokenizer;
 
 /// Strings of a chat that are names of the format, not content.
@@ -264,7 +264,8 @@ fn unmarked(text: &str) -> (String, Vec<(usize, usize)>) {
 fn missing_number(value: &Value, learnt: &str, besides: &str) -> Option<String> {
     match value {
         Value::Number(number) => {
-            let text = number.to_string();
+            let float = number.as_f64().filter(|_| number.is_f64());
+            let text = float.map_or_else(|| number.to_string(), float_text);
             (numbers(learnt, &text) <= numbers(besides, &text)).then_some(text)
         }
         Value::Bool(flag) => {

@@ -88,7 +88,7 @@ const BROKEN: &[Broken] = &[
     Broken {
         rows: "{\"messages\": [{\"role\": \"user\", \"content\": \"only asked\"}]}",
         args: &[],
-        says: "rows.jsonl:1: expected the assistant's answer last, found a user's message",
+        says: "rows.jsonl:1: expected an answer of the assistant, found none",
     },
     Broken {
         rows: CHAT,

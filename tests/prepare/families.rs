@@ -362,7 +362,24 @@ fn rows_without_an_answer_or_of_preferences_say_what_they_are() {
         refused(json!({"prompt": [], "reward_model": {}}), &[])
             .contains("which holds no answer to learn")
     );
-    assert!(refused(json!({"chosen": [], "rejected": []}), &[]).contains("--map messages=chosen"));
+    let messages = json!([{"role": "user", "content": "q"}]);
+    for (row, says) in [
+        (
+            json!({"prompt": messages, "chosen": messages}),
+            "--map completion=chosen",
+        ),
+        (
+            json!({"prompt": "q", "chosen": messages}),
+            "--map messages=chosen",
+        ),
+        (
+            json!({"prompt": "q", "chosen": "a"}),
+            "--map completion=chosen",
+        ),
+        (json!({"chosen": "a", "rejected": "b"}), "--map text=chosen"),
+    ] {
+        assert!(refused(row, &[]).contains(says), "{says}");
+    }
 }
 
 #[test]

@@ -81,6 +81,11 @@ fn torn_files_are_refused_by_name() {
         ),
         ("d.arrow", &stream[..stream.len() / 2], "d.arrow"),
         (
+            "k.arrow",
+            &stream[..stream.len() - 8],
+            "expected the marker that ends a stream, found none: it is cut off",
+        ),
+        (
             "e.json",
             b"[{\"text\": \"a\"}, {\"text\": ",
             "e.json: item 2: expected its end, found the file's: it is cut off",

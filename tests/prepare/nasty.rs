@@ -147,7 +147,6 @@ fn case_8_numbers_print_as_python_prints_them_or_not_at_all() {
         "-0.0",
         "-0",
         "10000000000000000000000000",
-        "1e-7",
         "NaN",
         "1e999",
     ] {
@@ -158,6 +157,8 @@ fn case_8_numbers_print_as_python_prints_them_or_not_at_all() {
         ("18446744073709551615", "18446744073709551615"),
         ("1e3", "1000.0"),
         ("0.0001", "0.0001"),
+        ("0.00001", "1e-05"),
+        ("2.5E-12", "2.5e-12"),
     ] {
         let row: Value = serde_json::from_str(&row(number)).unwrap();
         assert_eq!(

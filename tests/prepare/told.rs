@@ -114,7 +114,7 @@ fn messages_with_keys_and_roles_of_others_say_the_flag_for_it() {
         ),
         (
             asked(json!({"role": "user", "content": "c"})),
-            "take the messages behind the last answer out of the row",
+            "expected an answer of the assistant, found none",
         ),
     ] {
         let told = refused("rows.jsonl", &row, &[]);
@@ -305,55 +305,234 @@ fn parts_that_the_template_would_print_otherwise_are_counted() {
     assert_eq!(counted(&fails, &["a"]), 2);
 }
 
-#[test]
-fn a_tokenizer_that_transformers_5_builds_itself_is_built_so_and_told() {
+/// A run over one row with the tokenizer of pieces, whose folder has these other files.
+fn with_pieces(row: &Value, files: &[(&str, Value)], args: &[&str]) -> (Value, Vec<i32>) {
     let pieces = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/fixtures/checkpoints/pieces.json"
     );
+    let bench = Bench::new();
+    bench.write("pieces/tokenizer.json", std::fs::read(pieces).unwrap());
+    for (name, content) in files {
+        bench.write(&format!("pieces/{name}"), content.to_string());
+    }
+    bench.write_rows("rows.jsonl", std::slice::from_ref(row));
+    let command = ["--data", "rows.jsonl", "--tokenizer", "pieces", "--json"];
+    let ran = bench.prepare(&[&command, args].concat());
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let facts: Value = serde_json::from_str(&ran.stdout).unwrap();
+    (facts, bench.sequences()[0].0.clone())
+}
+
+#[test]
+fn a_tokenizer_that_transformers_5_builds_itself_is_built_so_and_told() {
     let prepared = |class: &str, args: &[&str]| {
-        let bench = Bench::new();
         let config = json!({"tokenizer_class": class, "eos_token": "</s>", "bos_token": "<s>", "legacy": true});
-        bench.write("pieces/tokenizer_config.json", config.to_string());
-        bench.write("pieces/tokenizer.json", std::fs::read(pieces).unwrap());
-        bench.write_rows("rows.jsonl", &[json!({"text": " a"})]);
-        let ran = bench.prepare(
-            &[
-                &["--data", "rows.jsonl", "--tokenizer", "pieces", "--json"],
-                args,
-            ]
-            .concat(),
-        );
-        assert_eq!(ran.code, 0, "{}", ran.stderr);
-        let facts: Value = serde_json::from_str(&ran.stdout).unwrap();
-        (facts, bench.sequences()[0].0.clone())
+        with_pieces(
+            &json!({"text": " a"}),
+            &[("tokenizer_config.json", config)],
+            args,
+        )
     };
     let (facts, by_class) = prepared("LlamaTokenizerFast", &[]);
     assert_eq!(facts["tokenizer_class"], "LlamaTokenizer");
-    assert_eq!(facts["lint"]["rebuilt_tokenizer"], 1);
     let (facts, by_file) = prepared(
         "LlamaTokenizerFast",
         &["--template-rules", "transformers-4"],
     );
-    assert_eq!(
-        (
-            &facts["tokenizer_class"],
-            &facts["lint"]["rebuilt_tokenizer"]
-        ),
-        (&Value::Null, &json!(0))
-    );
+    assert_eq!(facts["tokenizer_class"], Value::Null);
     assert_ne!(by_class, by_file);
     let (facts, generic) = prepared("PreTrainedTokenizerFast", &[]);
-    assert_eq!(
-        (
-            &facts["tokenizer_class"],
-            &facts["lint"]["rebuilt_tokenizer"]
-        ),
-        (&Value::Null, &json!(0))
-    );
+    assert_eq!(facts["tokenizer_class"], Value::Null);
+    assert_eq!(facts["lint"]["rebuilt_tokenizer"], 0);
     assert_eq!(generic, by_file);
-    let (facts, _) = prepared("GPTNeoXTokenizer", &[]);
-    assert_eq!(facts["tokenizer_class"], "GPTNeoXTokenizer");
     let (facts, _) = prepared("T5Tokenizer", &[]);
     assert_eq!(facts["lint"]["rebuilt_tokenizer"], 1);
+}
+
+#[test]
+fn older_files_of_a_tokenizer_are_read_where_transformers_reads_them() {
+    let map = json!({"eos_token": "<s>", "bos_token": "<s>"});
+    let listed = json!({"2": {"content": "</s>", "special": true}});
+    for (config, end) in [
+        (json!({"eos_token": "</s>"}), 1),
+        (
+            json!({"eos_token": "</s>", "added_tokens_decoder": listed}),
+            2,
+        ),
+    ] {
+        let files = [
+            ("tokenizer_config.json", config),
+            ("special_tokens_map.json", map.clone()),
+        ];
+        let (_, tokens) = with_pieces(&json!({"text": "a"}), &files, &[]);
+        assert_eq!(tokens.last(), Some(&end));
+    }
+    let size = {
+        let (facts, _) = with_pieces(&json!({"text": "a"}), &[], &[]);
+        facts["vocab_size"].as_u64().unwrap()
+    };
+    let added = json!({"<|turn|>": size});
+    let (facts, tokens) = with_pieces(
+        &json!({"text": "<|turn|>"}),
+        &[("added_tokens.json", added)],
+        &[],
+    );
+    assert_eq!(tokens.last(), Some(&(size as i32)));
+    assert_eq!(facts["vocab_size"], size + 1);
+}
+
+#[test]
+fn a_corpus_of_another_tokenizer_setting_is_not_taken_for_the_same() {
+    let bench = Bench::new();
+    let tokenizer = std::fs::read(format!("{TEACHER}/tokenizer.json")).unwrap();
+    bench.write("own/tokenizer.json", tokenizer);
+    bench.write_rows("rows.jsonl", &[json!({"text": "a"})]);
+    let run = |eos: &str| {
+        bench.write(
+            "own/tokenizer_config.json",
+            json!({"eos_token": eos}).to_string(),
+        );
+        bench.prepare(&["--data", "rows.jsonl", "--tokenizer", "own"])
+    };
+    assert_eq!(run("<|im_end|>").code, 0);
+    assert_eq!(run("<|im_end|>").code, 0);
+    let ran = run("<|im_start|>");
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    says(&ran.stderr, "tokenizer_settings");
+}
+
+#[test]
+fn a_chat_that_begins_with_the_assistant_is_learnt_whole_or_told() {
+    let greeting = |content: &str| {
+        chat(&[("assistant", content), ("user", "a"), ("assistant", "b")]).to_string()
+    };
+    // Fails without a message, as many templates do.
+    let picky = "{% if messages[0].role == 'system' %}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let bench = Bench::new();
+    let template = bench.write("t.jinja", picky);
+    let template = ["--chat-template", template.to_str().unwrap()];
+    for (content, first) in [
+        ("Hi there", "Hi there<|im_end|>"),
+        ("  Hi", "  Hi<|im_end|>"),
+    ] {
+        assert_eq!(
+            learnt(&greeting(content), &template),
+            [format!("{first}b<|im_end|>")]
+        );
+    }
+    let alone = chat(&[("assistant", "Hi")]).to_string();
+    says(
+        &refused("rows.jsonl", &alone, &template),
+        "put a system message in front",
+    );
+    says(
+        &refused("rows.jsonl", greeting(" "), &template),
+        "put a system message in front",
+    );
+}
+
+#[test]
+fn what_ends_an_answer_is_told_from_what_begins_a_turn() {
+    let bench = Bench::new();
+    let body = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}";
+    let tail = bench.write("tail.jinja", format!("{body}<|im_end|>\n{{% endfor %}}{{% if not add_generation_prompt %}}<|pad|>{{% endif %}}"));
+    let endless = bench.write("endless.jinja", format!("{body}{{% if m.role == 'assistant' and loop.last %}}<|im_end|>{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"));
+    let row = chat(&[
+        ("user", "a"),
+        ("assistant", "Hello you."),
+        ("user", "b"),
+        ("assistant", "Yes, more."),
+    ])
+    .to_string();
+    for (template, expected) in [
+        (tail, "so the header would be trained"),
+        (endless, "this template needs generation blocks"),
+    ] {
+        says(
+            &refused(
+                "rows.jsonl",
+                &row,
+                &["--chat-template", template.to_str().unwrap()],
+            ),
+            expected,
+        );
+    }
+}
+
+#[test]
+fn completions_end_in_an_eos_of_their_own() {
+    for (prompt, completion, text) in [
+        ("a b<|im_end|>", "", "<|im_end|>"),
+        ("a b", "c<|im_end|>", "c<|im_end|>"),
+        ("a b", "", "<|im_end|>"),
+    ] {
+        let bench = Bench::new();
+        let row = json!({"prompt": prompt, "completion": completion});
+        let facts = bench.prepared(&[row], &[]);
+        assert_eq!(bench.trained(), [text]);
+        assert_eq!(
+            facts["lint"]["empty_answers"],
+            u64::from(completion.is_empty())
+        );
+        let ends = bench.sequences()[0].0.iter().filter(|&&id| id == 2).count();
+        assert_eq!(ends, 1 + usize::from(prompt.ends_with('>')));
+    }
+}
+
+#[test]
+fn columns_that_would_change_what_is_learnt_are_refused_beside_any_format() {
+    let question =
+        json!([{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A cat."}]);
+    for (row, expected) in [
+        (
+            json!({"image": "x.jpg", "conversations": question}),
+            "expected no column image beside",
+        ),
+        (
+            json!({"prompt": "q", "completion": "a", "system": "s"}),
+            "--map query=prompt,response=completion makes a chat with it",
+        ),
+        (
+            json!({"prompt": "q", "completion": "a", "images": ["x"]}),
+            "expected no column images beside",
+        ),
+        (
+            json!({"query": "q", "response": "a", "system_prompt": "s"}),
+            "--map system=system_prompt makes it the system message",
+        ),
+    ] {
+        says(&refused("rows.jsonl", row.to_string(), &[]), expected);
+    }
+    let row = json!({"query": "q", "response": "a", "system_prompt": "s"});
+    let all = ["--map", "system=system_prompt", "--loss", "all"];
+    assert!(learnt(&row.to_string(), &all)[0].contains("system\u{21b5}s<|im_end|>"));
+}
+
+#[test]
+fn small_numbers_print_as_python_prints_them_or_are_refused() {
+    let call = json!({"function": {"name": "f", "arguments": {"lr": 0.00001}}});
+    let row = json!({"messages": [{"role": "user", "content": "lr 0.00001?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]});
+    let template = |printed: &str| {
+        format!(
+            "{{% for m in messages %}}<|im_start|>{{% generation %}}{{{{ m.content }}}}{{% for c in m.tool_calls or [] %}}{{{{ c.function.name }}}} {{% for k, v in c.function.arguments.items() %}}{{{{ {printed} }}}}{{% endfor %}}{{% endfor %}}{{% endgeneration %}}{{% endfor %}}"
+        )
+    };
+    let bench = Bench::new();
+    let print = |printed: &str| bench.write("t.jinja", template(printed));
+    for printed in ["v", "v | tojson", "v | string", "[v] | join(',')"] {
+        let path = print(printed);
+        let found = learnt(
+            &row.to_string(),
+            &["--chat-template", path.to_str().unwrap()],
+        );
+        assert_eq!(found, ["lr 0.00001?f 1e-05"], "{printed}");
+    }
+    let path = print("v ~ ''");
+    let args = ["--chat-template", path.to_str().unwrap()];
+    let told = refused("rows.jsonl", row.to_string(), &args);
+    says(
+        &told,
+        "expected the number 1e-05 in the form of Python, found 0.00001",
+    );
 }

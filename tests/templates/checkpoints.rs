@@ -1,6 +1,7 @@
 //! Checkpoints' tokenizers, with the ids that transformers gives them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -11,10 +12,12 @@ use crate::cases::{Compared, read, rules};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 
-/// Ids of plain texts and of rendered ones, of every checkpoint of the document.
-pub fn compare_checkpoints(document: &Value) -> [(&'static str, Compared); 2] {
+/// Ids of plain texts and of rendered ones, and the names of special tokens, of every checkpoint of
+/// the document.
+pub fn compare_checkpoints(document: &Value) -> [(&'static str, Compared); 3] {
     let made = tempfile::tempdir().unwrap();
     let (mut plain, mut rendered) = (Compared::default(), Compared::default());
+    let mut named = Compared::default();
     for checkpoint in document["checkpoints"].as_array().into_iter().flatten() {
         let name = checkpoint["name"].as_str().unwrap();
         let folder = match checkpoint["folder"].as_str() {
@@ -37,6 +40,10 @@ pub fn compare_checkpoints(document: &Value) -> [(&'static str, Compared); 2] {
                 continue;
             }
         };
+        let names = tokenizer.special_tokens().iter().cloned();
+        let names: BTreeMap<String, String> = names.collect();
+        let theirs = &checkpoint["named"];
+        named.add(name, Ok(json!(names).to_string()), Some(&sorted(theirs)));
         let texts = checkpoint.get("texts").unwrap_or(&document["texts"]);
         let kinds = [(&mut plain, "plain"), (&mut rendered, "rendered")];
         for (compared, kind) in kinds {
@@ -62,7 +69,13 @@ pub fn compare_checkpoints(document: &Value) -> [(&'static str, Compared); 2] {
     [
         ("ids of plain texts", plain),
         ("ids of rendered texts", rendered),
+        ("special tokens by name", named),
     ]
+}
+
+fn sorted(names: &Value) -> String {
+    let names = names.as_object().unwrap().iter();
+    json!(names.collect::<BTreeMap<_, _>>()).to_string()
 }
 
 /// Shows all and demands that all are equal.

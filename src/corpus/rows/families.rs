@@ -80,7 +80,7 @@ fn check_turns(chat: &Chat) -> RowResult<()> {
         if asks == asked {
             return Err(RowProblem::unusable(format!(
                 "conversations: expected human and gpt in turn, found {} in place {i}; \
-                 a message is missing or doubled; for chats in any order rename the column with --map messages=conversations,role=from,content=value",
+                 a message is missing or doubled; for chats in any order rename the column with --map messages=conversations,role=from,content=value --roles human=user,gpt=assistant",
                 message["role"].as_str().unwrap_or_default()
             )));
         }

@@ -4,14 +4,26 @@
 use serde_json::{Map, Value};
 
 /// What a row holds, `key` or `key/index/key`, and what to do with it. The first that fits counts.
-const ROWS: [(&[&str], &str); 23] = [
+const ROWS: [(&[&str], &str); 27] = [
     (
         &["instruction", "chosen"],
         "a preference row; --map output=chosen reads the chosen answer as alpaca",
     ),
     (
+        &["prompt/0", "chosen/0"],
+        "a preference row; --map completion=chosen trains the chosen answer",
+    ),
+    (
+        &["chosen/0"],
+        "a preference row; --map messages=chosen trains the chosen chat",
+    ),
+    (
+        &["prompt", "chosen"],
+        "a preference row; --map completion=chosen trains the chosen answer",
+    ),
+    (
         &["chosen"],
-        "a preference row; --map messages=chosen trains the chosen chat, --map completion=chosen the chosen answer",
+        "a preference row; --map text=chosen trains the chosen text",
     ),
     (
         &["preferred_output"],
@@ -46,6 +58,10 @@ const ROWS: [(&[&str], &str); 23] = [
         "--map system=system_prompt,query=question reads them as a chat",
     ),
     (
+        &["question", "context", "answer"],
+        "--map instruction=question,input=context,output=answer reads them as alpaca",
+    ),
+    (
         &["question", "answer"],
         "--map query=question,response=answer reads them as a chat",
     ),
@@ -67,7 +83,7 @@ const ROWS: [(&[&str], &str); 23] = [
     ),
     (
         &["prompt", "response"],
-        "--map completion=response reads them as prompt and completion",
+        "--map query=prompt reads them as a chat, --map completion=response as plain prompt and completion",
     ),
     (&["dialog"], "--map messages=dialog reads it as a chat"),
     (&["contents"], "--map messages=contents reads it as a chat"),

@@ -25,14 +25,18 @@ const MESSAGE_KEYS: [&str; 8] = [
 pub const REASONING_KEYS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Columns that change what the template renders or what is trained. They are not read, and
 /// leaving them out silently would give another chat than the row means.
-const REFUSED_COLUMNS: [&str; 7] = [
+const REFUSED_COLUMNS: [&str; 11] = [
     "documents",
     "functions",
     "function_call",
+    "image",
     "images",
+    "video",
     "videos",
+    "audio",
     "audios",
     "system_prompt",
+    "system_message",
 ];
 
 /// A chat, as the template is to see it.
@@ -102,14 +106,7 @@ impl Chat {
         mut row: Map<String, Value>,
         rules: &RowRules,
     ) -> RowResult<Chat> {
-        let found = |c: &&&str| row.get(**c).is_some_and(|v| !is_empty(v));
-        let unread = |c: &&&str| !rules.ignored_keys.iter().any(|key| key == **c);
-        if let Some(column) = REFUSED_COLUMNS.iter().filter(unread).find(found) {
-            return Err(RowProblem::unusable(format!(
-                "expected messages and tools only, found the column {column}, which would change the chat; \
-                 put it into the messages, or --ignore-keys {column} leaves it unread"
-            )));
-        }
+        refuse_columns(&row, &REFUSED_COLUMNS, rules)?;
         self.tools = tools(row.remove("tools"))?;
         self.template_kwargs = match row.remove("chat_template_kwargs").unwrap_or_default() {
             Value::Null => Vec::new(),
@@ -294,6 +291,36 @@ impl Chat {
                 .map(move |text| (i, text))
         })
     }
+}
+
+/// A prompt and completion that are texts take nothing else.
+///
+/// # Errors
+/// A column that would be part of them if they were chats.
+pub(super) fn refuse_beside_texts(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> {
+    refuse_columns(row, &["system", "tools"], rules)?;
+    refuse_columns(row, &REFUSED_COLUMNS, rules)
+}
+
+fn refuse_columns(row: &Map<String, Value>, refused: &[&str], rules: &RowRules) -> RowResult<()> {
+    let found = |c: &&&str| row.get(**c).is_some_and(|v| !is_empty(v));
+    let unread = |c: &&&str| !rules.ignored_keys.iter().any(|key| key == **c);
+    let Some(column) = refused.iter().filter(unread).find(found) else {
+        return Ok(());
+    };
+    let way_out = match *column {
+        "system_prompt" | "system_message" => {
+            format!("--map system={column} makes it the system message")
+        }
+        "system" | "tools" => {
+            "--map query=prompt,response=completion makes a chat with it".to_owned()
+        }
+        _ => "put it into the messages".to_owned(),
+    };
+    Err(RowProblem::unusable(format!(
+        "expected no column {column} beside what this format reads, found one, which would change what is learnt; \
+         {way_out}, or --ignore-keys {column} leaves it unread"
+    )))
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -498,8 +525,8 @@ mod tests {
                 "tool_calls: expected a list, found an object",
             ),
             (
-                json!([{"role": "assistant", "tool_calls": [{"arguments": {"x": 1e-7}}]}]),
-                "found 1e-7",
+                json!([{"role": "assistant", "tool_calls": [{"arguments": {"x": 1e17}}]}]),
+                "found 1e17",
             ),
         ] {
             let message = chat(messages.clone()).unwrap_err();
@@ -512,7 +539,7 @@ mod tests {
         let row = json!({"messages": [{"role": "user", "content": "a"}], "images": ["x"]});
         let row = row.as_object().unwrap().clone();
         let problem = Chat::from_messages(row, &RowRules::default()).unwrap_err();
-        assert!(problem.message.contains("the column images"));
+        assert!(problem.message.contains("expected no column images beside"));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use super::json::{kind, shown};
 use super::problem::{RowProblem, RowResult};
 use super::rules::{Format, RowRules};
+use messages::refuse_beside_texts;
 pub use messages::{Chat, REASONING_KEYS};
 pub use segments::Segments;
 pub use tokens::TokenRow;
@@ -196,10 +197,13 @@ impl Family {
             Family::PromptCompletion if is_list("prompt") => {
                 Chat::from_prompt_completion(row, rules).map(SourceRow::Chat)
             }
-            Family::PromptCompletion => Ok(SourceRow::PromptCompletion {
-                prompt: take_string(&mut row, "prompt")?,
-                completion: take_string(&mut row, "completion")?,
-            }),
+            Family::PromptCompletion => {
+                refuse_beside_texts(&row, rules)?;
+                Ok(SourceRow::PromptCompletion {
+                    prompt: take_string(&mut row, "prompt")?,
+                    completion: take_string(&mut row, "completion")?,
+                })
+            }
             Family::Text => take_string(&mut row, "text").map(SourceRow::Text),
             Family::Segments => Segments::from_row(&row).map(SourceRow::Segments),
             Family::Tokens => TokenRow::from_row(&row).map(SourceRow::Tokens),

@@ -1,10 +1,11 @@
 //! Rows of Parquet and Arrow files: batches of columns, turned into JSON row by row.
 
+use std::collections::HashSet;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
@@ -12,7 +13,7 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, RecordBatch, StructArray};
 use arrow_ipc::reader::{FileReader, StreamReader};
-use arrow_schema::{ArrowError, DataType, Field};
+use arrow_schema::{ArrowError, DataType, Field, Schema};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Number, Value};
 
@@ -84,17 +85,52 @@ fn batches(file: File, kind: Kind) -> Result<Batches> {
     Ok(match kind {
         Kind::Parquet => {
             let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+            expect_distinct(builder.schema())?;
             Box::new(builder.with_batch_size(BATCH_ROWS).build()?)
         }
         Kind::ArrowStream => {
+            expect_end(&file)?;
             let reader = StreamReader::try_new(BufReader::with_capacity(1 << 18, file), None)?;
+            expect_distinct(&reader.schema())?;
             Box::new(reader.flat_map(sliced))
         }
         _ => {
             let reader = FileReader::try_new(BufReader::with_capacity(1 << 18, file), None)?;
+            expect_distinct(&reader.schema())?;
             Box::new(reader.flat_map(sliced))
         }
     })
+}
+
+/// A stream that was cut between two batches reads like a shorter one, but for its end marker
+/// (Arrow columnar format, IPC streaming format).
+fn expect_end(mut file: &File) -> Result<()> {
+    const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+    let mut found = [0; END.len()];
+    let size = file.metadata()?.len();
+    if size >= END.len() as u64 {
+        file.seek(SeekFrom::End(-(END.len() as i64)))?;
+        file.read_exact(&mut found)?;
+        file.rewind()?;
+    }
+    ensure!(
+        found == END,
+        "expected the marker that ends a stream, found none: it is cut off"
+    );
+    Ok(())
+}
+
+/// Which of two columns of one name is meant can't be guessed.
+fn expect_distinct(schema: &Schema) -> Result<()> {
+    let mut names = HashSet::new();
+    let twice = schema.fields().iter().find(|f| !names.insert(f.name()));
+    match twice {
+        None => Ok(()),
+        Some(field) => bail!(
+            "expected columns of different names, found two named {}",
+            field.name()
+        ),
+    }
 }
 
 /// A stored batch in pieces of a size that is ours.

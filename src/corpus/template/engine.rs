@@ -1,5 +1,7 @@
 //! The template engine, made to answer as Jinja under transformers does.
 
+use std::fmt;
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, filters};
@@ -133,8 +135,32 @@ pub fn fail(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
+/// Marks an error that a template raises itself.
+#[derive(Debug)]
+struct Raised;
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("raised by the template")
+    }
+}
+
+impl std::error::Error for Raised {}
+
 fn raise_exception(state: &State, message: &Value) -> Result<Value, Error> {
-    Err(fail(print::text(state, message)?))
+    Err(fail(print::text(state, message)?).with_source(Raised))
+}
+
+/// Whether the template raised it, by `raise_exception`.
+pub fn is_raised(error: &Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if cause.is::<Raised>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
 }
 
 /// What Python iterates over: a string by characters, and never None or a number.

@@ -25,6 +25,10 @@ const BYTES_OF_STEP: usize = 64;
 /// A value nested too deep, or of more items than steps are left for.
 pub fn held(state: &State, value: &Value) -> Result<Value, Error> {
     Walk { state, items: 0 }.visit(value, 0)?;
+    // A sum of lists looks its items up through every sum that it is made of.
+    if value.kind() == ValueKind::Iterable && value.len().is_some() {
+        return Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()));
+    }
     Ok(value.clone())
 }
 

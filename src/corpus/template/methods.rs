@@ -51,6 +51,20 @@ fn charge(state: &State, s: &str, name: &str, args: &[Value]) -> Result<(), Erro
             }
         }
         "splitlines" => charge_items(state, s.len() / 2),
+        "format" => {
+            let numbers = s.split(|c: char| !c.is_ascii_digit());
+            let is_wide = |digits: &str| {
+                digits
+                    .parse()
+                    .map_or(!digits.is_empty(), |n: usize| n > WIDTH_MAX)
+            };
+            match numbers.into_iter().any(is_wide) {
+                true => Err(fail(format!(
+                    "{name}: expected widths of at most {WIDTH_MAX}"
+                ))),
+                false => Ok(()),
+            }
+        }
         "replace" => {
             let given = Given::new(name, &["old", "new", "count"], args)?;
             let (old, new) = (given.needed(0)?, given.needed(1)?);

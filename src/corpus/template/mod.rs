@@ -5,6 +5,7 @@ mod engine;
 mod held;
 mod load;
 mod methods;
+mod numbers;
 mod print;
 mod python;
 mod range;
@@ -26,6 +27,8 @@ use super::tokenizer::TextTokenizer;
 pub use date::TemplateDate;
 pub use load::NamedSource;
 pub use methods::is_space;
+use numbers::{OddNumber, check_printed, odd_numbers};
+pub use print::float_text;
 
 /// Variables that the chat itself gives; a row or user may not.
 const FIXED: [&str; 6] = [
@@ -50,6 +53,9 @@ const SOURCE_MAX: usize = 1 << 16;
 /// Bytes of stack that compiling takes, whatever the template, and at most for each byte of it.
 const STACK_MIN: usize = 1 << 20;
 const STACK_OF_BYTE: usize = 4096;
+
+/// Stands before the words with which a template itself refuses a chat.
+pub const REFUSED_IN_WORDS: &str = "its own refusal: ";
 
 /// Which template, and how it is rendered.
 #[derive(Clone, Debug, Default)]
@@ -90,6 +96,7 @@ pub struct ChatValues {
     messages: Vec<Value>,
     tools: Value,
     variables: Vec<(String, Value)>,
+    odd: Vec<OddNumber>,
 }
 
 impl ChatValues {
@@ -202,7 +209,10 @@ impl ChatTemplate {
             }
             variables.push((name.clone(), python::to_value(value)?));
         }
+        let kwargs = chat.template_kwargs.iter().map(|(_, value)| value);
+        let parts = chat.messages.iter().chain(&chat.tools).chain(kwargs);
         Ok(ChatValues {
+            odd: odd_numbers(parts),
             messages: chat
                 .messages
                 .iter()
@@ -263,6 +273,7 @@ impl ChatTemplate {
             .get_template(&chosen.source.name)
             .map_err(refused)?;
         let marked = template.render(context).map_err(refused)?;
+        check_printed(&marked, &chat.odd)?;
         if !chosen.marks_generation {
             return Ok(Rendered {
                 text: marked,
@@ -400,7 +411,12 @@ fn refusal(source: &NamedSource, error: &Error) -> RowProblem {
     RowProblem::new(
         Reason::TemplateRefusal,
         format!(
-            "expected a chat that the chat template takes, found{place}: {}",
+            "expected a chat that the chat template takes, found{place}: {}{}",
+            if engine::is_raised(error) {
+                REFUSED_IN_WORDS
+            } else {
+                ""
+            },
             found.trim()
         ),
     )
@@ -471,6 +487,14 @@ mod tests {
             (
                 "{% set n = namespace(s=['x']) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
                 "more than 5000000 steps",
+            ),
+            (
+                "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+                "more than 5000000 steps",
+            ),
+            (
+                "{{ '{:>1000000000}'.format('a') }}",
+                "widths of at most 65536",
             ),
             (
                 "{% macro f(x, n) %}{% if n %}{{ f(x + x, n - 1) }}{% endif %}{% endmacro %}{{ f(['x'], 60) }}",

@@ -1,14 +1,16 @@
 //! Special and added tokens: what tokenizer_config.json and special_tokens_map.json say beside
 //! tokenizer.json, read as transformers reads it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::built::{self, Stripped, token_text};
+use super::built::{Stripped, token_text};
 use super::read_object;
+use crate::corpus::rules::TemplateRules;
 
 /// The special tokens a chat template knows by name.
 const SPECIAL_NAMES: [&str; 7] = [
@@ -20,29 +22,39 @@ const SPECIAL_NAMES: [&str; 7] = [
     "cls_token",
     "mask_token",
 ];
+/// The key of tokenizer_config.json with all added tokens by id.
+const LISTED: &str = "added_tokens_decoder";
+/// The file that held ids by token before.
+const OLDER: &str = "added_tokens.json";
 /// Lists of more special tokens.
 const MORE: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
-/// The special tokens by name, with their text: of tokenizer_config.json, and, where it leaves
-/// names out, of special_tokens_map.json.
+/// tokenizer_config.json as transformers takes it: without a list of added tokens of its own, the
+/// older files beside it count.
+///
+/// # Errors
+/// Files that are no JSON objects.
+pub fn read_config(folder: &Path) -> Result<Map<String, Value>> {
+    let mut config = read_object(&folder.join("tokenizer_config.json"))?;
+    if !config.contains_key(LISTED) {
+        config.extend(read_object(&folder.join("special_tokens_map.json"))?);
+        let older = read_object(&folder.join(OLDER))?;
+        if !older.is_empty() {
+            config.insert(OLDER.into(), older.into());
+        }
+    }
+    Ok(config)
+}
+
+/// The special tokens by name, with their text: those that every tokenizer may have, and those
+/// that a checkpoint gives names of its own.
 ///
 /// # Errors
 /// A token that is neither text nor an object with `content`.
-pub fn special_tokens(config: &Map<String, Value>, folder: &Path) -> Result<Vec<(String, String)>> {
-    let path = folder.join("tokenizer_config.json");
-    let mut special = named(config).with_context(|| path.display().to_string())?;
-    let path = folder.join("special_tokens_map.json");
-    let more = named(&read_object(&path)?).with_context(|| path.display().to_string())?;
-    for (name, text) in more {
-        let known = |(known, _): &(String, String)| *known == name;
-        if !special.iter().any(known) && !config.contains_key(&name) {
-            special.push((name, text));
-        }
-    }
-    Ok(special)
-}
-
-fn named(config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
+pub fn special_tokens(
+    config: &Map<String, Value>,
+    rules: TemplateRules,
+) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for name in SPECIAL_NAMES {
         let token = match config.get(name) {
@@ -54,21 +66,37 @@ fn named(config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
         })?;
         found.push((name.to_owned(), text.to_owned()));
     }
+    let own = config.iter().filter(|(key, _)| {
+        let known = SPECIAL_NAMES.contains(&key.as_str());
+        rules == TemplateRules::Transformers5 && key.ends_with("_token") && !known
+    });
+    let extra = config.get(MORE[0]).and_then(Value::as_object);
+    for (name, token) in own.chain(extra.into_iter().flatten()) {
+        if let Some(text) = token_text(token) {
+            found.push((name.clone(), text.to_owned()));
+        }
+    }
     Ok(found)
 }
 
 /// Special tokens that a class has where the checkpoint names none.
 pub fn with_class(
     special: &mut Vec<(String, String)>,
-    class: &str,
+    named: &[(&str, &str)],
     config: &Map<String, Value>,
     file: &Tokenizer,
 ) {
-    for &(name, text) in built::named(class) {
+    for &(name, text) in named {
         let said = config.contains_key(name) || special.iter().any(|(known, _)| known == name);
-        if !said && file.token_to_id(text).is_some() {
+        // An end that is no token would be one that no model knows.
+        let ends = name == "bos_token" || name == "eos_token";
+        if !said && (!ends || file.token_to_id(text).is_some()) {
             special.push((name.to_owned(), text.to_owned()));
         }
+    }
+    let has_pad = config.contains_key("pad_token") || special.iter().any(|(n, _)| n == "pad_token");
+    if let Some(padding) = file.get_padding().filter(|_| !has_pad) {
+        special.push(("pad_token".to_owned(), padding.pad_token.clone()));
     }
 }
 
@@ -82,17 +110,16 @@ pub fn add_tokens(
     file: &Tokenizer,
     config: &Map<String, Value>,
     special: &[(String, String)],
+    rules: TemplateRules,
 ) -> Result<()> {
-    let listed = listed(config)?;
-    let known = listed.is_some();
-    let listed = listed.unwrap_or_else(|| {
-        let tokens = file.get_added_tokens_decoder();
-        let mut tokens: Vec<_> = tokens.into_iter().collect();
-        tokens.sort_by_key(|(id, _)| *id);
-        tokens
-    });
+    // The tokenizers crate of transformers 4 looks for a special token as it was first added.
+    let keeps_normalized = rules == TemplateRules::Transformers4;
+    let listed = match config.get(LISTED) {
+        Some(Value::Object(tokens)) => listed(tokens)?,
+        _ => older(config, file, special)?,
+    };
     let present: Vec<AddedToken> = tokenizer.get_added_tokens_decoder().into_values().collect();
-    let mut tokens: Vec<AddedToken> = listed.iter().map(|(_, token)| token.clone()).collect();
+    let mut tokens: Vec<AddedToken> = listed.values().cloned().collect();
     tokens.retain(|token| !present.contains(token));
     let has = |tokens: &[AddedToken], text: &str| tokens.iter().any(|t| t.content == text);
     let more = special.iter().map(|(_, text)| (text.as_str(), None));
@@ -108,13 +135,17 @@ pub fn add_tokens(
     }
     for token in &mut tokens {
         token.special |= special.iter().any(|(_, text)| *text == token.content);
+        let before = present.iter().find(|t| t.content == token.content);
+        if let Some(before) = before.filter(|before| before.special && keeps_normalized) {
+            token.normalized = before.normalized;
+        }
     }
     tokenizer.add_tokens(tokens).map_err(|e| anyhow!("{e}"))?;
-    for (id, token) in listed.iter().filter(|_| known) {
+    for (id, token) in &listed {
         let found = tokenizer.token_to_id(&token.content);
         ensure!(
             file.token_to_id(&token.content).is_some() || found == Some(*id),
-            "added_tokens_decoder: expected {:?} at id {id}, as it says, found {}, for tokenizer.json doesn't have it; \
+            "added tokens: expected {:?} at id {id}, as its files say, found {}, for tokenizer.json doesn't have it; \
              save the tokenizer again with transformers' save_pretrained",
             token.content,
             found.map_or("none".to_owned(), |id| format!("id {id}"))
@@ -155,27 +186,43 @@ pub fn strip_flags(
     Ok(())
 }
 
-/// `added_tokens_decoder`, by id; nothing where there is none.
-fn listed(config: &Map<String, Value>) -> Result<Option<Vec<(u32, AddedToken)>>> {
-    let Some(Value::Object(tokens)) = config.get("added_tokens_decoder") else {
-        return Ok(None);
-    };
-    let mut listed = Vec::new();
-    for (id, token) in tokens {
-        let number = id
-            .parse()
-            .with_context(|| format!("added_tokens_decoder: expected ids, found the key {id:?}"))?;
-        listed.push((number, token_of(token)?));
+/// The tokens of `added_tokens_decoder`, by id.
+fn listed(tokens: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {
+    let listed = tokens.iter().map(|(id, token)| {
+        let id = id.parse();
+        let id =
+            id.with_context(|| format!("{LISTED}: expected ids, found {:?}", tokens.keys()))?;
+        Ok((id, token_of(token)?))
+    });
+    listed.collect()
+}
+
+/// The tokens of added_tokens.json and of tokenizer.json, which wins, by id.
+fn older(
+    config: &Map<String, Value>,
+    file: &Tokenizer,
+    special: &[(String, String)],
+) -> Result<BTreeMap<u32, AddedToken>> {
+    let mut tokens = BTreeMap::new();
+    let older = config.get(OLDER).and_then(Value::as_object);
+    for (text, id) in older.into_iter().flatten() {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id =
+            id.with_context(|| format!("{OLDER}: expected an id for {text:?}, found another"))?;
+        let is_special = special.iter().any(|(_, known)| known == text)
+            || extra(config).any(|(known, _)| known == text);
+        tokens.insert(id, AddedToken::from(text.as_str(), is_special));
     }
-    listed.sort_by_key(|(id, _)| *id);
-    Ok(Some(listed))
+    tokens.extend(file.get_added_tokens_decoder());
+    Ok(tokens)
 }
 
 /// More special tokens of tokenizer_config.json, with flags where they have some.
 fn extra(config: &Map<String, Value>) -> impl Iterator<Item = (&str, Option<&Value>)> {
-    let list = MORE.iter().find_map(|key| config.get(*key)?.as_array());
-    let list = list.into_iter().flatten();
-    list.filter_map(|token| Some((token_text(token)?, Some(token).filter(|t| t.is_object()))))
+    let lists = MORE.iter().filter_map(|key| config.get(*key)?.as_array());
+    let list = lists.filter(|list| !list.is_empty()).take(1);
+    list.flatten()
+        .filter_map(|token| Some((token_text(token)?, Some(token).filter(|t| t.is_object()))))
 }
 
 fn token_of(token: &Value) -> Result<AddedToken> {

@@ -9,9 +9,15 @@ use serde_json::{Map, Value, json};
 use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 /// Checkpoints that transformers 5 reads by their tokenizer.json, whatever class they name.
-const READ_AS_THEY_ARE: [&str; 51] = [
+const READ_AS_THEY_ARE: [&str; 83] = [
     "arctic",
+    "aria",
+    "beam",
+    "bigbird_pegasus",
+    "camembertv2-base",
+    "canary",
     "chatlm",
+    "cohere_asr",
     "ernie4_5",
     "ernie4_5_moe",
     "flex_olmo",
@@ -20,7 +26,13 @@ const READ_AS_THEY_ARE: [&str; 51] = [
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm4v",
+    "glm4v_moe",
+    "glm_image",
+    "glmasr",
+    "got_ocr2",
     "gpt_bigcode",
+    "gradium_phonon_tts",
     "granite",
     "granitemoe",
     "granitemoehybrid",
@@ -34,11 +46,15 @@ const READ_AS_THEY_ARE: [&str; 51] = [
     "jamba",
     "kimi_k25",
     "kimi_linear",
+    "kosmos-2",
     "llava",
     "llava_next",
     "mimo_v2_flash",
     "minicpm3",
+    "minicpm_ocr",
     "minicpmv",
+    "minicpmv4_6",
+    "minicpmv4_7",
     "minimax_m2",
     "ministral",
     "ministral3",
@@ -47,62 +63,141 @@ const READ_AS_THEY_ARE: [&str; 51] = [
     "mistral_large4",
     "mixtral",
     "modernbert",
+    "modernbert-decoder",
     "molmo",
     "molmo2",
+    "nemo_speechlm",
     "nemotron",
+    "nvfp4",
+    "nystromformer",
     "olmo2",
     "olmo3",
     "olmo_hybrid",
+    "omniasr",
     "opencua",
+    "openvla",
+    "paddleocr_vl",
+    "pegasus_x",
     "persimmon",
     "phi3",
     "phi3_v",
     "phimoe",
+    "pix2struct",
     "pixtral",
+    "pocket_tts",
+    "smolvlm",
     "stablelm",
+    "step3_vl",
+    "umt5",
     "vipllava",
+    "voxtral",
+    "voxtral_realtime",
+    "xlm-roberta-xl",
 ];
-/// The class of checkpoints that name none.
-const OF_MODEL: [(&str, &str); 36] = [
-    ("codegen", "GPT2Tokenizer"),
-    ("code_llama", "CodeLlamaTokenizer"),
-    ("cohere", "CohereTokenizer"),
-    ("cohere2", "CohereTokenizer"),
-    ("dbrx", "GPT2Tokenizer"),
-    ("falcon_mamba", "GPTNeoXTokenizer"),
-    ("gemma", "GemmaTokenizer"),
-    ("gemma2", "GemmaTokenizer"),
-    ("gemma3", "GemmaTokenizer"),
-    ("gemma3_text", "GemmaTokenizer"),
-    ("gemma3n", "GemmaTokenizer"),
-    ("gemma3n_text", "GemmaTokenizer"),
-    ("gpt2", "GPT2Tokenizer"),
-    ("gpt_neo", "GPT2Tokenizer"),
-    ("gpt_neox", "GPTNeoXTokenizer"),
-    ("gptj", "GPT2Tokenizer"),
-    ("jais2", "GPT2Tokenizer"),
-    ("mamba", "GPTNeoXTokenizer"),
-    ("mamba2", "GPTNeoXTokenizer"),
-    ("mpt", "GPTNeoXTokenizer"),
-    ("olmo", "GPTNeoXTokenizer"),
-    ("olmoe", "GPTNeoXTokenizer"),
-    ("opt", "GPT2Tokenizer"),
-    ("phi", "GPT2Tokenizer"),
-    ("qwen2", "Qwen2Tokenizer"),
-    ("qwen2_moe", "Qwen2Tokenizer"),
-    ("qwen3", "Qwen2Tokenizer"),
-    ("qwen3_5", "Qwen3_5Tokenizer"),
-    ("qwen3_5_moe", "Qwen3_5Tokenizer"),
-    ("qwen3_5_text", "Qwen3_5Tokenizer"),
-    ("qwen3_moe", "Qwen2Tokenizer"),
-    ("qwen3_next", "Qwen2Tokenizer"),
-    ("recurrent_gemma", "GemmaTokenizer"),
-    ("rwkv", "GPTNeoXTokenizer"),
-    ("starcoder2", "GPT2Tokenizer"),
-    ("xlstm", "GPTNeoXTokenizer"),
+/// The classes of checkpoints that name none.
+const OF_MODEL: [(&str, &[&str]); 8] = [
+    ("CodeLlamaTokenizer", &["code_llama"]),
+    ("CohereTokenizer", &["aya_vision", "cohere", "cohere2"]),
+    (
+        "GPT2Tokenizer",
+        &[
+            "blip-2",
+            "codegen",
+            "dbrx",
+            "emu3",
+            "gpt2",
+            "gpt_neo",
+            "gptj",
+            "hyperclovax_vision_v2",
+            "instructblip",
+            "instructblipvideo",
+            "jais2",
+            "opt",
+            "phi",
+            "starcoder2",
+        ],
+    ),
+    (
+        "GPTNeoXTokenizer",
+        &[
+            "falcon_mamba",
+            "gpt_neox",
+            "mamba",
+            "mamba2",
+            "mpt",
+            "olmo",
+            "olmoe",
+            "rwkv",
+            "xlstm",
+        ],
+    ),
+    (
+        "GemmaTokenizer",
+        &[
+            "diffusion_gemma",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "gemma3_text",
+            "gemma3n",
+            "gemma3n_text",
+            "recurrent_gemma",
+            "shieldgemma2",
+            "t5gemma",
+            "zaya",
+        ],
+    ),
+    ("LlamaTokenizer", &["idefics", "idefics2"]),
+    (
+        "Qwen2Tokenizer",
+        &[
+            "audioflamingo3",
+            "colqwen2",
+            "cosmos3_omni",
+            "dots3_note",
+            "fun_asr_nano",
+            "hunyuan_vl",
+            "internvl",
+            "lighton_ocr",
+            "moss_transcribe_diarize",
+            "ovis2",
+            "qianfan_ocr",
+            "qwen2",
+            "qwen2_5_omni",
+            "qwen2_5_vl",
+            "qwen2_audio",
+            "qwen2_moe",
+            "qwen2_vl",
+            "qwen3",
+            "qwen3_asr",
+            "qwen3_moe",
+            "qwen3_next",
+            "qwen3_omni_moe",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "vibevoice",
+        ],
+    ),
+    (
+        "Qwen3_5Tokenizer",
+        &[
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+            "qwen3_5_text",
+            "qwen4_exp",
+        ],
+    ),
 ];
 /// Checkpoints that get the class of their model even where they name another.
-const ALWAYS_OF_MODEL: [&str; 3] = ["qwen2", "qwen3_5", "qwen3_5_moe"];
+const ALWAYS_OF_MODEL: [&str; 6] = [
+    "hyperclovax_vision_v2",
+    "qwen2",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen4_exp",
+];
 /// Classes that read tokenizer.json as it is.
 const GENERIC: [&str; 3] = ["PreTrainedTokenizer", "TokenizersBackend", "BloomTokenizer"];
 /// Classes that build the steps too, and are not built here.
@@ -181,25 +276,29 @@ pub fn make(
     model: &Map<String, Value>,
 ) -> Make {
     let text = |from: &Map<String, Value>, key: &str| {
-        from.get(key).and_then(Value::as_str).map(str::to_owned)
+        let text = from.get(key).and_then(Value::as_str);
+        text.map(|name| name.strip_suffix("Fast").unwrap_or(name).to_owned())
     };
     let model_type = text(model, "model_type").unwrap_or_default();
-    if READ_AS_THEY_ARE.contains(&model_type.as_str()) || config.contains_key("auto_map") {
-        return Make::File;
-    }
-    let named = text(config, "tokenizer_class").or_else(|| text(model, "tokenizer_class"));
-    let named = named.map(|name| name.strip_suffix("Fast").unwrap_or(&name).to_owned());
-    let of_model = OF_MODEL.iter().find(|(model, _)| *model == model_type);
-    let of_model = of_model.map(|(_, class)| (*class).to_owned());
-    let always = ALWAYS_OF_MODEL.contains(&model_type.as_str());
-    let name = match named {
-        Some(name) if !always => name,
-        _ => match of_model {
-            Some(name) => name,
-            None => return Make::File,
-        },
+    // Code of the checkpoint's own is not run: a class that is known here is taken by its name.
+    let of_code = match config.get("auto_map") {
+        Some(Value::Object(map)) => map.contains_key("AutoTokenizer"),
+        other => other.is_some_and(Value::is_array),
     };
-    if GENERIC.contains(&name.as_str()) || (name == "LlamaTokenizer" && is_byte_level(tokenizer)) {
+    let by_name = text(config, "tokenizer_class");
+    let name = match of_code {
+        true => by_name,
+        false if READ_AS_THEY_ARE.contains(&model_type.as_str()) => None,
+        false if ALWAYS_OF_MODEL.contains(&model_type.as_str()) => of_model(&model_type),
+        false => by_name
+            .or_else(|| text(model, "tokenizer_class"))
+            .or_else(|| of_model(&model_type)),
+    };
+    let Some(name) = name else {
+        return Make::File;
+    };
+    let is_llama = name == "LlamaTokenizer" && !of_code;
+    if GENERIC.contains(&name.as_str()) || (is_llama && is_byte_level(tokenizer)) {
         return Make::File;
     }
     match class(&name, config) {
@@ -208,6 +307,13 @@ pub fn make(
         None if NOT_BUILT.contains(&name.as_str()) => Make::Unknown(name),
         None => Make::File,
     }
+}
+
+/// The class of a model whose checkpoint names none.
+pub fn of_model(model_type: &str) -> Option<String> {
+    let of = |(_, models): &&(&str, &[&str])| models.contains(&model_type);
+    let found = OF_MODEL.iter().find(of);
+    found.map(|(class, _)| (*class).to_owned())
 }
 
 /// By the words transformers looks for.
@@ -308,6 +414,12 @@ pub fn named(class: &str) -> &'static [(&'static str, &'static str)] {
             ("bos_token", "<|endoftext|>"),
             ("eos_token", "<|endoftext|>"),
         ],
+        "BloomTokenizer" => &[
+            ("unk_token", "<unk>"),
+            ("bos_token", "<s>"),
+            ("eos_token", "</s>"),
+            ("pad_token", "<pad>"),
+        ],
         "GPTNeoXTokenizer" => &[
             ("unk_token", "<|endoftext|>"),
             ("bos_token", "<|endoftext|>"),
@@ -390,24 +502,20 @@ impl Class {
         }
     }
 
-    /// What the class has instead of what the file says, where that gives other tokens.
-    pub fn differs(&self, file: &Tokenizer) -> Result<Option<String>> {
+    /// Whether other steps than the file's are taken.
+    ///
+    /// # Errors
+    /// Steps that can't be written down.
+    pub fn differs(&self, file: &Tokenizer) -> Result<bool> {
         let ModelWrapper::BPE(model) = file.get_model() else {
-            return Ok(None);
+            return Ok(true);
         };
         let normalizer = serde_json::to_value(file.get_normalizer())?;
         let pre_tokenizer = serde_json::to_value(file.get_pre_tokenizer())?;
         let same_steps = plain(&normalizer) == plain(&self.normalizer)
             && plain(&pre_tokenizer) == plain(&self.pre_tokenizer);
         let same_units = model.byte_fallback == self.units.byte_fallback && !model.ignore_merges;
-        Ok((!same_steps || !same_units).then(|| {
-            format!(
-                "the class {} has the normalizer {} and the pre_tokenizer {}",
-                self.name,
-                plain(&self.normalizer),
-                plain(&self.pre_tokenizer)
-            )
-        }))
+        Ok(!same_steps || !same_units)
     }
 }
 
@@ -471,7 +579,7 @@ mod tests {
     use super::*;
 
     /// How a tokenizer of two pieces with these steps is made under a class.
-    fn made(class: &str, steps: Value, model_type: &str) -> (Make, Option<String>) {
+    fn made(class: &str, steps: Value, model_type: &str) -> (Make, bool) {
         let mut file = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "decoder": null, "post_processor": null,
             "normalizer": null, "pre_tokenizer": null, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
@@ -488,7 +596,7 @@ mod tests {
         );
         let differs = match &make {
             Make::Built(class) => class.differs(&file).unwrap(),
-            _ => None,
+            _ => false,
         };
         (make, differs)
     }
@@ -499,12 +607,12 @@ mod tests {
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         let pieces = json!({"normalizer": {"type": "Sequence", "normalizers": [prepend, replace]}});
         for class in ["LlamaTokenizer", "LlamaTokenizerFast"] {
-            let told = made(class, pieces.clone(), "llama").1.unwrap();
-            assert!(
-                told.starts_with("the class LlamaTokenizer has the normalizer null"),
-                "{told}"
-            );
-            assert!(told.contains(r#""prepend_scheme":"always""#), "{told}");
+            let (make, differs) = made(class, pieces.clone(), "llama");
+            let Make::Built(built) = make else {
+                panic!("{make:?}");
+            };
+            assert!(differs && built.normalizer.is_null());
+            assert_eq!(built.pre_tokenizer["prepend_scheme"], "always");
         }
         assert_eq!(made("LlamaTokenizer", pieces.clone(), "phi3").0, Make::File);
         assert_eq!(
@@ -520,14 +628,10 @@ mod tests {
             json!({"normalizer": {"type": "Sequence", "normalizers": []}, "pre_tokenizer": bytes});
         assert!(matches!(
             made("GPT2TokenizerFast", bytes.clone(), "gpt2"),
-            (Make::Built(_), None)
+            (Make::Built(_), false)
         ));
         assert_eq!(made("LlamaTokenizer", bytes.clone(), "llama").0, Make::File);
-        assert!(
-            made("GPTNeoXTokenizer", bytes.clone(), "gpt_neox")
-                .1
-                .is_some()
-        );
+        assert!(made("GPTNeoXTokenizer", bytes.clone(), "gpt_neox").1);
         let (make, _) = made("GPT2Tokenizer", bytes, "qwen2");
         assert!(matches!(make, Make::Built(class) if class.name == "Qwen2Tokenizer"));
     }

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokenizers::{ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use super::guard::guarded;
@@ -26,6 +26,7 @@ pub struct TextTokenizer {
     tokenizer: Tokenizer,
     folder: PathBuf,
     fingerprint: String,
+    settings: String,
     vocab_size: usize,
     special: Vec<(String, String)>,
     config_template: Option<Value>,
@@ -73,9 +74,10 @@ impl TextTokenizer {
         let file = read_tokenizer(&path)?;
         let fingerprint = fingerprint(&file)?;
         refuse_dropout(&file).with_context(|| path.display().to_string())?;
-        let mut config = read_object(&folder.join("tokenizer_config.json"))?;
+        let mut config = added::read_config(folder)?;
         let made = Made::new(file, &config, folder, rules)
             .with_context(|| folder.join("tokenizer_config.json").display().to_string())?;
+        let settings = canonical::fingerprint(&made.settings()?);
         let Made {
             mut tokenizer,
             special,
@@ -102,11 +104,15 @@ impl TextTokenizer {
             added: added.keys().map(|&id| id as i32).collect(),
             class,
             rebuilt,
-            stops: stop_ids(folder)?,
+            stops: match stop_ids(folder)? {
+                stops if stops.is_empty() => eos.into_iter().collect(),
+                stops => stops,
+            },
             config_template: config.remove("chat_template"),
             folder: folder.to_path_buf(),
             tokenizer,
             fingerprint,
+            settings,
             vocab_size,
             special,
             bos,
@@ -124,12 +130,24 @@ impl TextTokenizer {
         &self.fingerprint
     }
 
+    /// The hash of everything else that ids depend on, as it is used here: steps, special and added
+    /// tokens, and what is put around a text.
+    pub fn settings(&self) -> &str {
+        &self.settings
+    }
+
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
     pub fn bos(&self) -> Option<i32> {
         self.bos
+    }
+
+    /// Whether the tokenizer itself puts a BOS before a plain text.
+    pub fn adds_bos(&self) -> bool {
+        let encoded = self.encode_plain("").unwrap_or_default();
+        self.bos.is_some() && encoded.ids.first().copied() == self.bos
     }
 
     /// The BOS token's text.
@@ -142,8 +160,7 @@ impl TextTokenizer {
         self.eos
     }
 
-    /// Ids at which the model stops, by config.json and generation_config.json; empty where
-    /// neither says so.
+    /// Ids at which the model stops, by config.json and generation_config.json, else the EOS token.
     pub fn stops(&self) -> &[i32] {
         &self.stops
     }
@@ -153,13 +170,12 @@ impl TextTokenizer {
         self.added.contains(&id)
     }
 
-    /// The class of transformers 5 whose steps these are; nothing where they are tokenizer.json's.
+    /// The class of transformers 5 whose steps these are, where they are not tokenizer.json's.
     pub fn class(&self) -> Option<&str> {
         self.class.as_deref()
     }
 
-    /// How the tokens differ from those that tokenizer.json alone gives, or that transformers 5
-    /// does, where they may.
+    /// What transformers does to the tokenizer and this tool does not.
     pub fn rebuilt(&self) -> Option<&str> {
         self.rebuilt.as_deref()
     }
@@ -228,7 +244,8 @@ impl TextTokenizer {
     }
 }
 
-/// A tokenizer with its special tokens, by name and text.
+/// The tokenizer that transformers makes of a checkpoint's files, with its special tokens, by name
+/// and text.
 struct Made {
     tokenizer: Tokenizer,
     special: Vec<(String, String)>,
@@ -237,7 +254,7 @@ struct Made {
 }
 
 impl Made {
-    /// The tokenizer that transformers makes of `file`, config.json and tokenizer_config.json.
+    /// `config` is what [`added::read_config`] says.
     fn new(
         file: Tokenizer,
         config: &Map<String, Value>,
@@ -249,40 +266,105 @@ impl Made {
             splits != Some(&Value::Bool(true)),
             "split_special_tokens: expected false, found true, which takes control tokens apart; set it to false"
         );
-        let mut special = added::special_tokens(config, folder)?;
         let model = read_object(&folder.join("config.json"))?;
-        let (mut tokenizer, mut class, mut rebuilt) = (file.clone(), None, None);
-        match rules {
-            TemplateRules::Transformers4 => {
-                let of_4 = version4::class(config, &model);
-                added::with_class(&mut special, of_4.unwrap_or_default(), config, &file);
-                added::add_tokens(&mut tokenizer, &file, config, &special)?;
-                version4::set(&mut tokenizer, of_4, config, &special)?;
-            }
-            TemplateRules::Transformers5 => match built::make(&file, config, &model) {
-                Make::File => added::add_tokens(&mut tokenizer, &file, config, &special)?,
-                Make::Unknown(name) => {
-                    added::add_tokens(&mut tokenizer, &file, config, &special)?;
-                    rebuilt = Some(format!("the class {name} is not built here"));
-                }
-                Make::Built(made) => {
-                    added::with_class(&mut special, &made.name, config, &file);
-                    tokenizer = made.build(&file)?;
-                    added::add_tokens(&mut tokenizer, &file, config, &special)?;
-                    added::strip_flags(&mut tokenizer, config, &special, made.stripped)?;
-                    let bos = special.iter().find(|(name, _)| name == "bos_token");
-                    made.finish(&mut tokenizer, bos.map(|(_, text)| text.as_str()))?;
-                    rebuilt = made.differs(&file)?;
-                    class = Some(made.name);
-                }
-            },
+        let mut made = match rules {
+            TemplateRules::Transformers5 => Made::by_5(file, config, &model)?,
+            TemplateRules::Transformers4 => Made::by_4(file, config, &model, folder)?,
+        };
+        if config.get("fix_mistral_regex") == Some(&Value::Bool(true)) {
+            made.rebuilt = Some("fix_mistral_regex is set, which is not followed here".to_owned());
+        }
+        Ok(made)
+    }
+
+    fn by_5(
+        file: Tokenizer,
+        config: &Map<String, Value>,
+        model: &Map<String, Value>,
+    ) -> Result<Made> {
+        let rules = TemplateRules::Transformers5;
+        let make = built::make(&file, config, model);
+        let class = match &make {
+            Make::Built(class) => Some(class),
+            _ => None,
+        };
+        let names = class.map_or(&[][..], |class| built::named(&class.name));
+        let mut special = added::special_tokens(config, rules)?;
+        added::with_class(&mut special, names, config, &file);
+        let mut tokenizer = class.map_or_else(|| Ok(file.clone()), |class| class.build(&file))?;
+        added::add_tokens(&mut tokenizer, &file, config, &special, rules)?;
+        let mut steps = None;
+        if let Some(class) = class {
+            added::strip_flags(&mut tokenizer, config, &special, class.stripped)?;
+            let bos = special.iter().find(|(name, _)| name == "bos_token");
+            class.finish(&mut tokenizer, bos.map(|(_, text)| text.as_str()))?;
+            steps = class.differs(&file)?.then(|| class.name.clone());
         }
         Ok(Made {
             tokenizer,
             special,
-            class,
-            rebuilt,
+            class: steps,
+            rebuilt: match make {
+                Make::Unknown(name) => Some(format!("the class {name} is not built here")),
+                _ => None,
+            },
         })
+    }
+
+    fn by_4(
+        file: Tokenizer,
+        config: &Map<String, Value>,
+        model: &Map<String, Value>,
+        folder: &Path,
+    ) -> Result<Made> {
+        let rules = TemplateRules::Transformers4;
+        let class = version4::class(config, model);
+        let mut special = added::special_tokens(config, rules)?;
+        added::with_class(&mut special, version4::named(&class), config, &file);
+        let mut tokenizer = file.clone();
+        added::add_tokens(&mut tokenizer, &file, config, &special, rules)?;
+        version4::set(&mut tokenizer, &class, config, &special)?;
+        let is_pieces = matches!(&class[..], "LlamaTokenizer" | "CodeLlamaTokenizer");
+        let anew = is_pieces
+            && config
+                .get("add_prefix_space")
+                .is_some_and(Value::is_boolean)
+            && folder.join("tokenizer.model").exists();
+        Ok(Made {
+            tokenizer,
+            special,
+            class: None,
+            rebuilt: anew.then(|| {
+                format!("the class {class} makes it anew of tokenizer.model where add_prefix_space is set")
+            }),
+        })
+    }
+
+    /// Everything but vocabulary and merges that ids depend on.
+    fn settings(&self) -> Result<Value> {
+        let tokenizer = &self.tokenizer;
+        let mut added: Vec<_> = tokenizer.get_added_tokens_decoder().into_iter().collect();
+        added.sort_by_key(|(id, _)| *id);
+        let added = added.into_iter().map(|(id, token)| json!([id, token]));
+        let units = match tokenizer.get_model() {
+            ModelWrapper::BPE(model) => {
+                json!([
+                    model.unk_token,
+                    model.fuse_unk,
+                    model.byte_fallback,
+                    model.ignore_merges
+                ])
+            }
+            _ => Value::Null,
+        };
+        Ok(json!({
+            "normalizer": serde_json::to_value(tokenizer.get_normalizer())?,
+            "pre_tokenizer": serde_json::to_value(tokenizer.get_pre_tokenizer())?,
+            "post_processor": serde_json::to_value(tokenizer.get_post_processor())?,
+            "added_tokens": added.collect::<Value>(),
+            "special_tokens": self.special,
+            "units": units,
+        }))
     }
 }
 
@@ -491,7 +573,6 @@ impl ControlTokens {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use serde_json::json;
 
     const TEACHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/teacher");
 

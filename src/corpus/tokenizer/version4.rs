@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
-use super::built::put_around;
+use super::built::{self, put_around};
 
 /// Classes that set something, with the models that have them where the checkpoint names none.
 const CLASSES: [(&str, &[&str]); 5] = [
@@ -66,26 +66,40 @@ const CLASSES: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// The class of a checkpoint, where it is one that sets something.
-pub fn class(config: &Map<String, Value>, model: &Map<String, Value>) -> Option<&'static str> {
-    let text = |from: &Map<String, Value>, key: &str| from.get(key)?.as_str().map(str::to_owned);
-    let named = text(config, "tokenizer_class").or_else(|| text(model, "tokenizer_class"));
-    let model_type = text(model, "model_type").unwrap_or_default();
-    let mut classes = CLASSES.iter();
-    let found = match named {
-        Some(name) => {
-            classes.find(|(class, _)| *class == name.strip_suffix("Fast").unwrap_or(&name))
-        }
-        None => classes.find(|(_, models)| models.contains(&model_type.as_str())),
+/// The class of a checkpoint: the one it names, else that of its model.
+pub fn class(config: &Map<String, Value>, model: &Map<String, Value>) -> String {
+    let text = |from: &Map<String, Value>, key: &str| {
+        let text = from.get(key).and_then(Value::as_str);
+        text.map(|name| name.strip_suffix("Fast").unwrap_or(name).to_owned())
     };
-    found.map(|(class, _)| *class)
+    let model_type = text(model, "model_type").unwrap_or_default();
+    let of_model = || {
+        let of = |(_, models): &&(&str, &[&str])| models.contains(&model_type.as_str());
+        let found = CLASSES.iter().find(of);
+        let found = found.map(|(class, _)| (*class).to_owned());
+        found.or_else(|| built::of_model(&model_type))
+    };
+    text(config, "tokenizer_class")
+        .or_else(|| text(model, "tokenizer_class"))
+        .or_else(of_model)
+        .unwrap_or_default()
+}
+
+/// Special tokens of checkpoints that don't name them, by class.
+pub fn named(class: &str) -> &'static [(&'static str, &'static str)] {
+    match (class, built::named(class)) {
+        // These name more in transformers 5.
+        ("GemmaTokenizer" | "GPTNeoXTokenizer", [named @ .., _]) => named,
+        ("CohereTokenizer", named) => &named[..3],
+        (_, named) => named,
+    }
 }
 
 /// # Errors
 /// A BOS or EOS that is no token.
 pub fn set(
     tokenizer: &mut Tokenizer,
-    class: Option<&str>,
+    class: &str,
     config: &Map<String, Value>,
     special: &[(String, String)],
 ) -> Result<()> {
@@ -96,16 +110,16 @@ pub fn set(
     if let Some(of_step) = step.get_mut("add_prefix_space") {
         *of_step = json!(space);
     }
-    if class == Some("CohereTokenizer") && space {
+    if class == "CohereTokenizer" && space {
         spaced(&mut step);
     }
     if step != given {
         let step: PreTokenizerWrapper = serde_json::from_value(step)?;
         tokenizer.with_pre_tokenizer(Some(step));
     }
-    let Some(class) = class else {
+    if !CLASSES.iter().any(|(known, _)| *known == class) {
         return Ok(());
-    };
+    }
     let named = |name: &str, default: bool| {
         let adds = says(&format!("add_{name}")).unwrap_or(default);
         let token = special.iter().find(|(known, _)| known == name);
