@@ -20,7 +20,6 @@ CLASSES = [None, "PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer
 MODELS = [None, "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "gemma2", "gemma3_text", "phi", "phi3", "olmo", "olmo2", "deepseek_v3", "gpt_oss",
           "granite", "cohere", "gpt_neox", "starcoder2", "smollm3"]
 SPM_CLASSES = [None, "LlamaTokenizer", "LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "GemmaTokenizer", "PreTrainedTokenizerFast"]
-NAMES = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
 TURN = {"content": "<|turn|>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 TEXTS = [
     "", " ", "  ", "\n", "\t\n", "Hello", " Hello", "  Hello  world ", "Hello world\n", "\nHello", "a  b   c    d", "don't I'LL we've", "1234567 12,345.67",
@@ -110,6 +109,10 @@ def variation(draw, tokenizer, classes):
         files["added_tokens.json"] = {"<|more|>": size + 1 if in_file else size}
     if draw.random() < 0.2:
         config[draw.choice(["bos_token", "eos_token"])] = None
+    if draw.random() < 0.15:
+        config["image_token"] = draw.choice(tokenizer["added_tokens"])["content"]
+    if draw.random() < 0.15:
+        config["extra_special_tokens"] = {"own_token": draw.choice(tokenizer["added_tokens"])["content"]}
     if draw.random() < 0.9:
         files["tokenizer_config.json"] = config
     model = draw.choice(MODELS)
@@ -138,8 +141,8 @@ def encode(place, files, case):
         tokenizer = oracle.transformers.AutoTokenizer.from_pretrained(str(place), trust_remote_code=False)
         known = known_tokens(files)
         texts = {token for _, token in known}
-        named = ((name, getattr(tokenizer, name)) for name in NAMES)
-        case["named"] = {name: token for name, token in named if token in texts or (token and name not in ("bos_token", "eos_token"))}
+        named = ((name, str(token)) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, tuple)))
+        case["named"] = {name: token for name, token in named if token in texts or name not in ("bos_token", "eos_token")}
         for kind, around in (("plain", True), ("rendered", False)):
             ids = [list(tokenizer(text, add_special_tokens=around)["input_ids"]) for text in TEXTS]
             case[kind] = [found if known.issuperset(zip(found, tokenizer.convert_ids_to_tokens(found))) else None for found in ids]

@@ -404,10 +404,20 @@ fn steps(name: &str, config: &Map<String, Value>) -> Option<(Value, Value)> {
 /// Special tokens of checkpoints that don't name them, by class.
 pub fn named(class: &str) -> &'static [(&'static str, &'static str)] {
     match class {
-        "LlamaTokenizer" | "CodeLlamaTokenizer" => &[
+        "LlamaTokenizer" => &[
             ("unk_token", "<unk>"),
             ("bos_token", "<s>"),
             ("eos_token", "</s>"),
+        ],
+        "CodeLlamaTokenizer" => &[
+            ("unk_token", "<unk>"),
+            ("bos_token", "<s>"),
+            ("eos_token", "</s>"),
+            ("prefix_token", "▁<PRE>"),
+            ("middle_token", "▁<MID>"),
+            ("suffix_token", "▁<SUF>"),
+            ("eot_token", "▁<EOT>"),
+            ("fill_token", "<FILL_ME>"),
         ],
         "GPT2Tokenizer" | "CodeGenTokenizer" => &[
             ("unk_token", "<|endoftext|>"),

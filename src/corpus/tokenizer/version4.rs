@@ -90,7 +90,7 @@ pub fn named(class: &str) -> &'static [(&'static str, &'static str)] {
     match (class, built::named(class)) {
         // These name more in transformers 5.
         ("GemmaTokenizer" | "GPTNeoXTokenizer", [named @ .., _]) => named,
-        ("CohereTokenizer", named) => &named[..3],
+        ("CohereTokenizer" | "CodeLlamaTokenizer", named) => &named[..3],
         (_, named) => named,
     }
 }
