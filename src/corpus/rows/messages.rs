@@ -526,7 +526,7 @@ mod tests {
             ),
             (
                 json!([{"role": "assistant", "tool_calls": [{"arguments": {"x": 1e17}}]}]),
-                "found 1e17",
+                "found 1e+17",
             ),
         ] {
             let message = chat(messages.clone()).unwrap_err();
