@@ -259,7 +259,12 @@ fn write_tokenizer(
     let Some(tokenizer) = maker.tokenizer() else {
         return Ok(());
     };
-    for name in ["tokenizer.json", "tokenizer_config.json"] {
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ] {
         let path = tokenizer.folder().join(name);
         if path.exists() {
             let bytes =

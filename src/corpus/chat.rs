@@ -361,8 +361,8 @@ impl Rendering<'_> {
     }
 
     /// Where a template treats the last answer in another way, the render through an earlier one
-    /// is no beginning of the whole. The place where its content ends, and the added token right
-    /// behind it, still are its end.
+    /// is no beginning of the whole. The place where its content ends, and the token right behind it
+    /// at which the model stops, still are its end.
     fn end_by_place(&self, turn: usize) -> Option<usize> {
         let message = &self.chat.messages[turn];
         let content = message["content"].as_str()?.trim_end_matches(is_space);
@@ -375,9 +375,10 @@ impl Rendering<'_> {
         let place = *places.ok()?.first()?;
         let tokens = self.encoded.ids.iter().zip(&self.encoded.offsets);
         let mut behind = tokens.filter(|(_, (start, _))| *start >= place);
-        let (_, &(start, end)) = behind.find(|(id, span)| self.is_control(**id, span))?;
-        let begins = self.turns_begin_with(turn, &self.whole.text[start..end]);
-        (!begins && is_blank(self.whole.text.get(place..start))).then_some(end)
+        let (id, &(start, end)) = behind.find(|(id, span)| self.is_control(**id, span))?;
+        // Another control token may as well begin the next turn.
+        let ends = self.tokenizer.stops().contains(id);
+        (ends && is_blank(self.whole.text.get(place..start))).then_some(end)
     }
 
     /// Many templates can't be rendered before the first message. A chat that begins with the
@@ -409,18 +410,6 @@ impl Rendering<'_> {
                  found the assistant's; put a system message in front, leave this one untrained (weight 0), or give a copy \
                  with generation blocks with --mask-template",
             )
-        })
-    }
-
-    /// Whether the header of a message begins with `control`.
-    fn turns_begin_with(&self, turn: usize, control: &str) -> bool {
-        let render = |until| self.template.render(&self.values, until).ok();
-        let before = render(Until::Before(turn)).map(|r| r.text);
-        let without = render(Until::First(turn)).map(|r| r.text);
-        let header = before.zip(without);
-        header.is_some_and(|(before, without)| {
-            let header = before.strip_prefix(&without).unwrap_or_default();
-            header.trim_start_matches(is_space).starts_with(control)
         })
     }
 

@@ -437,7 +437,13 @@ fn what_ends_an_answer_is_told_from_what_begins_a_turn() {
     let bench = Bench::new();
     let body = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}";
     let tail = bench.write("tail.jinja", format!("{body}<|im_end|>\n{{% endfor %}}{{% if not add_generation_prompt %}}<|pad|>{{% endif %}}"));
-    let endless = bench.write("endless.jinja", format!("{body}{{% if m.role == 'assistant' and loop.last %}}<|im_end|>{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"));
+    let end = "{% if m.role == 'assistant' and loop.last %}<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let body_of_two = body.replace(
+        "<|im_start|>",
+        "{{ '<|im_start|>' if m.role == 'assistant' else '<|pad|>' }}",
+    );
+    let two = bench.write("two.jinja", format!("{body_of_two}{end}"));
+    let endless = bench.write("endless.jinja", format!("{body}{end}"));
     let row = chat(&[
         ("user", "a"),
         ("assistant", "Hello you."),
@@ -448,6 +454,7 @@ fn what_ends_an_answer_is_told_from_what_begins_a_turn() {
     for (template, expected) in [
         (tail, "so the header would be trained"),
         (endless, "this template needs generation blocks"),
+        (two, "this template needs generation blocks"),
     ] {
         says(
             &refused(
@@ -481,7 +488,7 @@ fn completions_end_in_an_eos_of_their_own() {
 }
 
 #[test]
-fn columns_that_would_change_what_is_learnt_are_refused_beside_any_format() {
+fn columns_that_would_change_what_is_learnt_are_refused_beside_chats_and_prompts() {
     let question =
         json!([{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A cat."}]);
     for (row, expected) in [

@@ -182,7 +182,7 @@ pub fn check_numbers(place: &str, value: &Value) -> RowResult<()> {
                 return Ok(());
             }
             Err(RowProblem::unusable(format!(
-                "{place}: expected numbers of at most 64 bits, or below 1e16, found {number}; \
+                "{place}: expected numbers of at most 64 bits, below 1e16 and other than -0, found {number}; \
                  write it as a string"
             )))
         }

@@ -106,7 +106,7 @@ impl Chat {
         mut row: Map<String, Value>,
         rules: &RowRules,
     ) -> RowResult<Chat> {
-        refuse_columns(&row, &REFUSED_COLUMNS, rules)?;
+        refuse_columns(&row, &REFUSED_COLUMNS, rules, way_out)?;
         self.tools = tools(row.remove("tools"))?;
         self.template_kwargs = match row.remove("chat_template_kwargs").unwrap_or_default() {
             Value::Null => Vec::new(),
@@ -298,28 +298,51 @@ impl Chat {
 /// # Errors
 /// A column that would be part of them if they were chats.
 pub(super) fn refuse_beside_texts(row: &Map<String, Value>, rules: &RowRules) -> RowResult<()> {
-    refuse_columns(row, &["system", "tools"], rules)?;
-    refuse_columns(row, &REFUSED_COLUMNS, rules)
+    let theirs = |ours: &str| {
+        let mapped = rules.map.iter().find(|(name, _)| name == ours);
+        mapped.map_or(ours.to_owned(), |(_, theirs)| theirs.clone())
+    };
+    let chat = format!(
+        "--map query={},response={}",
+        theirs("prompt"),
+        theirs("completion")
+    );
+    refuse_columns(row, &["system", "tools"], rules, |_| {
+        format!("{chat} makes a chat with it")
+    })?;
+    refuse_columns(row, &REFUSED_COLUMNS, rules, |column| {
+        match column.strip_prefix("system_") {
+            Some(_) => format!("{chat},system={column} makes a chat with it"),
+            None => way_out(column),
+        }
+    })
 }
 
-fn refuse_columns(row: &Map<String, Value>, refused: &[&str], rules: &RowRules) -> RowResult<()> {
+fn way_out(column: &str) -> String {
+    match column {
+        "system_prompt" | "system_message" => {
+            format!("--map system={column} makes it the system message")
+        }
+        "documents" | "functions" | "function_call" => "put it into the messages".to_owned(),
+        _ => "kdscore scores text only, so take such rows out".to_owned(),
+    }
+}
+
+fn refuse_columns(
+    row: &Map<String, Value>,
+    refused: &[&str],
+    rules: &RowRules,
+    way_out: impl Fn(&str) -> String,
+) -> RowResult<()> {
     let found = |c: &&&str| row.get(**c).is_some_and(|v| !is_empty(v));
     let unread = |c: &&&str| !rules.ignored_keys.iter().any(|key| key == **c);
     let Some(column) = refused.iter().filter(unread).find(found) else {
         return Ok(());
     };
-    let way_out = match *column {
-        "system_prompt" | "system_message" => {
-            format!("--map system={column} makes it the system message")
-        }
-        "system" | "tools" => {
-            "--map query=prompt,response=completion makes a chat with it".to_owned()
-        }
-        _ => "put it into the messages".to_owned(),
-    };
     Err(RowProblem::unusable(format!(
         "expected no column {column} beside what this format reads, found one, which would change what is learnt; \
-         {way_out}, or --ignore-keys {column} leaves it unread"
+         {}, or --ignore-keys {column} leaves it unread",
+        way_out(column)
     )))
 }
 
@@ -327,7 +350,8 @@ fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Array(list) => list.is_empty(),
-        Value::String(text) => text.is_empty(),
+        Value::Object(object) => object.values().all(Value::is_null),
+        Value::String(text) => text.trim().is_empty(),
         _ => false,
     }
 }

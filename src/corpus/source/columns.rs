@@ -13,7 +13,7 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, RecordBatch, StructArray};
 use arrow_ipc::reader::{FileReader, StreamReader};
-use arrow_schema::{ArrowError, DataType, Field, Schema};
+use arrow_schema::{ArrowError, DataType, Field, Fields};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Number, Value};
 
@@ -85,18 +85,18 @@ fn batches(file: File, kind: Kind) -> Result<Batches> {
     Ok(match kind {
         Kind::Parquet => {
             let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
-            expect_distinct(builder.schema())?;
+            expect_distinct(builder.schema().fields())?;
             Box::new(builder.with_batch_size(BATCH_ROWS).build()?)
         }
         Kind::ArrowStream => {
             expect_end(&file)?;
             let reader = StreamReader::try_new(BufReader::with_capacity(1 << 18, file), None)?;
-            expect_distinct(&reader.schema())?;
+            expect_distinct(reader.schema().fields())?;
             Box::new(reader.flat_map(sliced))
         }
         _ => {
             let reader = FileReader::try_new(BufReader::with_capacity(1 << 18, file), None)?;
-            expect_distinct(&reader.schema())?;
+            expect_distinct(reader.schema().fields())?;
             Box::new(reader.flat_map(sliced))
         }
     })
@@ -121,16 +121,25 @@ fn expect_end(mut file: &File) -> Result<()> {
 }
 
 /// Which of two columns of one name is meant can't be guessed.
-fn expect_distinct(schema: &Schema) -> Result<()> {
+fn expect_distinct(fields: &Fields) -> Result<()> {
     let mut names = HashSet::new();
-    let twice = schema.fields().iter().find(|f| !names.insert(f.name()));
-    match twice {
-        None => Ok(()),
-        Some(field) => bail!(
+    if let Some(field) = fields.iter().find(|f| !names.insert(f.name())) {
+        bail!(
             "expected columns of different names, found two named {}",
             field.name()
-        ),
+        );
     }
+    fields.iter().try_for_each(|field| {
+        let mut inner = field.data_type();
+        while let DataType::List(f) | DataType::LargeList(f) | DataType::FixedSizeList(f, _) = inner
+        {
+            inner = f.data_type();
+        }
+        match inner {
+            DataType::Struct(fields) => expect_distinct(fields),
+            _ => Ok(()),
+        }
+    })
 }
 
 /// A stored batch in pieces of a size that is ours.

@@ -17,6 +17,9 @@ pub const HELD: &str = "kdscore_held";
 const DEPTH_MAX: usize = 256;
 /// Items that cost a step, and bytes of text that do, as the engine has it.
 const ITEMS_OF_STEP: u64 = 2;
+/// How much dearer an item of a sum of lists is, which is looked up through every sum that the sum
+/// is made of.
+const STEPS_OF_SUM: usize = 16;
 const BYTES_OF_STEP: usize = 64;
 
 /// The value itself, paid for.
@@ -25,10 +28,6 @@ const BYTES_OF_STEP: usize = 64;
 /// A value nested too deep, or of more items than steps are left for.
 pub fn held(state: &State, value: &Value) -> Result<Value, Error> {
     Walk { state, items: 0 }.visit(value, 0)?;
-    // A sum of lists looks its items up through every sum that it is made of.
-    if value.kind() == ValueKind::Iterable && value.len().is_some() {
-        return Ok(Value::from(value.try_iter()?.collect::<Vec<Value>>()));
-    }
     Ok(value.clone())
 }
 
@@ -71,7 +70,11 @@ impl Walk<'_, '_, '_> {
         }
         // A list that says its length is paid for at once, before a walk that would take long.
         let length = value.len();
-        self.charge(length.unwrap_or(0))?;
+        let looked_up = match value.kind() {
+            ValueKind::Iterable => STEPS_OF_SUM,
+            _ => 1,
+        };
+        self.charge(length.unwrap_or(0).saturating_mul(looked_up))?;
         for item in value.try_iter()? {
             self.charge(usize::from(length.is_none()))?;
             match is_map {
