@@ -188,10 +188,9 @@ pub fn strip_flags(
 
 /// The tokens of `added_tokens_decoder`, by id.
 fn listed(tokens: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {
-    let listed = tokens.iter().map(|(id, token)| {
-        let id = id.parse();
-        let id =
-            id.with_context(|| format!("{LISTED}: expected ids, found {:?}", tokens.keys()))?;
+    let listed = tokens.iter().map(|(key, token)| {
+        let id = key.parse();
+        let id = id.with_context(|| format!("{LISTED}: expected ids, found the key {key:?}"))?;
         Ok((id, token_of(token)?))
     });
     listed.collect()
