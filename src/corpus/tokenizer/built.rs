@@ -275,23 +275,19 @@ pub fn make(
     config: &Map<String, Value>,
     model: &Map<String, Value>,
 ) -> Make {
-    let text = |from: &Map<String, Value>, key: &str| {
-        let text = from.get(key).and_then(Value::as_str);
-        text.map(|name| name.strip_suffix("Fast").unwrap_or(name).to_owned())
-    };
-    let model_type = text(model, "model_type").unwrap_or_default();
+    let model_type = name_in(model, "model_type").unwrap_or_default();
     // Code of the checkpoint's own is not run: a class that is known here is taken by its name.
     let of_code = match config.get("auto_map") {
         Some(Value::Object(map)) => map.contains_key("AutoTokenizer"),
         other => other.is_some_and(Value::is_array),
     };
-    let by_name = text(config, "tokenizer_class");
+    let by_name = name_in(config, "tokenizer_class");
     let name = match of_code {
         true => by_name,
         false if READ_AS_THEY_ARE.contains(&model_type.as_str()) => None,
         false if ALWAYS_OF_MODEL.contains(&model_type.as_str()) => of_model(&model_type),
         false => by_name
-            .or_else(|| text(model, "tokenizer_class"))
+            .or_else(|| name_in(model, "tokenizer_class"))
             .or_else(|| of_model(&model_type)),
     };
     let Some(name) = name else {
@@ -307,6 +303,12 @@ pub fn make(
         None if NOT_BUILT.contains(&name.as_str()) => Make::Unknown(name),
         None => Make::File,
     }
+}
+
+/// A name in a configuration file; classes that are fast and those that aren't are one.
+pub fn name_in(config: &Map<String, Value>, key: &str) -> Option<String> {
+    let name = config.get(key)?.as_str()?;
+    Some(name.strip_suffix("Fast").unwrap_or(name).to_owned())
 }
 
 /// The class of a model whose checkpoint names none.

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
-use super::built::{self, put_around};
+use super::built::{self, name_in, put_around};
 
 /// Classes that set something, with the models that have them where the checkpoint names none.
 const CLASSES: [(&str, &[&str]); 5] = [
@@ -68,19 +68,15 @@ const CLASSES: [(&str, &[&str]); 5] = [
 
 /// The class of a checkpoint: the one it names, else that of its model.
 pub fn class(config: &Map<String, Value>, model: &Map<String, Value>) -> String {
-    let text = |from: &Map<String, Value>, key: &str| {
-        let text = from.get(key).and_then(Value::as_str);
-        text.map(|name| name.strip_suffix("Fast").unwrap_or(name).to_owned())
-    };
-    let model_type = text(model, "model_type").unwrap_or_default();
+    let model_type = name_in(model, "model_type").unwrap_or_default();
     let of_model = || {
         let of = |(_, models): &&(&str, &[&str])| models.contains(&model_type.as_str());
         let found = CLASSES.iter().find(of);
         let found = found.map(|(class, _)| (*class).to_owned());
         found.or_else(|| built::of_model(&model_type))
     };
-    text(config, "tokenizer_class")
-        .or_else(|| text(model, "tokenizer_class"))
+    name_in(config, "tokenizer_class")
+        .or_else(|| name_in(model, "tokenizer_class"))
         .or_else(of_model)
         .unwrap_or_default()
 }
