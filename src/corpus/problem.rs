@@ -161,7 +161,7 @@ impl Lint {
             Lint::DroppedByTemplate => "rows hold text that the chat template leaves out",
             Lint::RebuiltTokenizer => {
                 "sequences may have other tokens than transformers gives, for it makes the tokenizer in a way that is not followed here; \
-                 save it again with its save_pretrained to have what it makes in tokenizer.json"
+                 save it again with its save_pretrained, and name the tokenizer_class PreTrainedTokenizerFast there"
             }
             Lint::ToolsDropped => "chats have tools that the chat template leaves out",
             Lint::EndNotTrained => {

@@ -263,8 +263,8 @@ impl Pair {
     /// Arrays that can't be read or don't hold the same targets.
     pub fn compare(&self, a: &ScoredSet, b: &ScoredSet) -> Result<Difference> {
         let (files_a, files_b) = (a.shard(&self.a.1)?, b.shard(&self.b.1)?);
-        let side_a = Side::new(&files_a.rows()?, files_a.row_offsets()?, &self.a.0);
-        let side_b = Side::new(&files_b.rows()?, files_b.row_offsets()?, &self.b.0);
+        let side_a = Side::new(&files_a.rows()?, files_a.row_offsets()?, &self.a.0)?;
+        let side_b = Side::new(&files_b.rows()?, files_b.row_offsets()?, &self.b.0)?;
         let pieces = side_a.pieces(&self.sequences);
         let pieces: Vec<Difference> = pieces
             .into_par_iter()
@@ -338,12 +338,25 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn new(rows: &ScoredRows<'a>, offsets: &'a [i64], planned: &PlannedShard) -> Side<'a> {
-        Side {
+    /// # Errors
+    /// Offsets that are not those of the sequences and rows.
+    fn new(rows: &ScoredRows<'a>, offsets: &'a [i64], planned: &PlannedShard) -> Result<Side<'a>> {
+        let fits = offsets.len() as u64 == planned.sequences() + 1
+            && offsets.first() == Some(&0)
+            && offsets.last() == Some(&(rows.rows as i64))
+            && offsets.is_sorted();
+        ensure!(
+            fits,
+            "{}: row_offsets: expected {} offsets that rise from 0 to {}, found others; verify says what is damaged",
+            planned.id,
+            planned.sequences() + 1,
+            rows.rows
+        );
+        Ok(Side {
             rows: rows.clone(),
             offsets,
             first: planned.first_sequence,
-        }
+        })
     }
 
     fn rows_of(&self, sequence: u64) -> std::ops::Range<usize> {

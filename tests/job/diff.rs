@@ -113,18 +113,24 @@ fn sets_that_can_not_be_compared_are_refused() {
         "{error}"
     );
     score(at, "llama_tied", "damaged", &["-k", "8"]);
-    let targets = tree(&at.join("damaged"))
-        .into_keys()
-        .find(|name| name.ends_with("targets.npy"));
-    let targets = at.join("damaged").join(targets.unwrap());
-    let mut bytes = std::fs::read(&targets).unwrap();
-    *bytes.iter_mut().nth_back(3).unwrap() ^= 1;
-    std::fs::write(&targets, bytes).unwrap();
-    let error = refuse(at, &["diff", "a", "damaged"]);
-    assert!(
-        error.contains("expected the same targets in both sets"),
-        "{error}"
-    );
+    for (array, says) in [
+        ("targets.npy", "expected the same targets in both sets"),
+        (
+            "row_offsets.npy",
+            "row_offsets: expected 8 offsets that rise from 0",
+        ),
+    ] {
+        let names = tree(&at.join("damaged")).into_keys();
+        let name = names.into_iter().find(|name| name.ends_with(array));
+        let path = at.join("damaged").join(name.unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        *bytes.iter_mut().nth_back(3).unwrap() ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let error = refuse(at, &["diff", "a", "damaged"]);
+        assert!(error.contains(says), "{error}");
+        std::fs::write(&path, whole).unwrap();
+    }
     corpus.pop();
     write_corpus(&at.join("corpus"), &corpus, VOCAB);
     score(at, "llama_tied", "b", &["-k", "8"]);

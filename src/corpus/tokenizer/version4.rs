@@ -91,6 +91,8 @@ pub fn named(class: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
+/// Sets what the class and tokenizer_config.json say of spaces in front and of BOS and EOS.
+///
 /// # Errors
 /// A BOS or EOS that is no token.
 pub fn set(
